@@ -1,0 +1,47 @@
+# Everything here is also what CI runs. `make demo` and `make test` are the two
+# commands of the README.
+
+GO      ?= go
+AGENT   ?= testagent
+VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+LDFLAGS := -s -w -X main.version=$(VERSION)
+export CGO_ENABLED = 0
+
+.PHONY: build demo test lint unit race setup setup-agents bench clean
+
+# Both binaries, static: the host program is also bind-mounted into boxes, whose
+# root file system may have no C library.
+build:
+	$(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/stockade ./cmd/stockade-host
+
+# What the machine lacks for boxes; says what it installs.
+setup:
+	@sh scripts/setup.sh
+
+# Node and the vendor CLIs, on request.
+setup-agents:
+	@sh scripts/setup.sh agents
+
+demo: setup build
+	@if [ "$(AGENT)" != testagent ]; then sh scripts/setup.sh agents; fi
+	@bin/stockade demo --agent $(AGENT)
+
+test: setup lint race
+
+lint:
+	@test -z "$$(gofmt -l cmd client internal)" || { gofmt -l cmd client internal; echo 'not formatted: run gofmt -w on these'; exit 1; }
+	$(GO) vet ./...
+	$(GO) tool staticcheck ./...
+
+# The race detector needs cgo, and so a C compiler.
+race: build
+	CGO_ENABLED=1 $(GO) test -race -timeout 25m ./...
+
+unit:
+	$(GO) test ./...
+
+bench: build
+	bin/stockade bench
+
+clean:
+	rm -rf bin .cache

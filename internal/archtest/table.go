@@ -1,0 +1,115 @@
+// Package archtest holds the shape of the code as a table and the tests that
+// hold the code to it: ranks (a package imports only lower ones), pure rooms,
+// what a binary may link, one package comment each, file sizes, and that the
+// drawing in ARCHITECTURE.md is the one this table makes.
+package archtest
+
+// Room is one package of the table.
+type Room struct {
+	Path string // below the module
+	Pure bool   // no goroutine, select, I/O, clock or randomness
+	Does string // its one idea, for the drawing
+}
+
+// Floor is a rank: its rooms may import only rooms of lower floors, or a room
+// nested below themselves by path (a seam imports nothing of its drivers).
+type Floor struct {
+	Name  string
+	Rooms []Room
+}
+
+// Floors is the whole building, lowest first. Every package of the module
+// stands in it exactly once.
+var Floors = []Floor{
+	{"words", []Room{
+		{"internal/errdefs", true, "the closed set of error codes"},
+		{"internal/ident", true, "identifiers and the rules for names"},
+		{"internal/need", false, "what a test needs from the machine"},
+	}},
+	{"shapes", []Room{
+		{"internal/api", true, "JSON shapes of the public API"},
+	}},
+	{"rules", []Room{
+		{"internal/wire", true, "host API shapes, log frames"},
+		{"internal/authz", true, "who may do what"},
+	}},
+	{"life", []Room{
+		{"internal/process", true, "the life of one process: Step and KeepStep"},
+	}},
+	{"seams", []Room{
+		{"internal/store", false, "the ledger, as an interface"},
+		{"internal/driver", false, "a way to a host program, as an interface"},
+		{"internal/cgroup", false, "one control group, v1, v2 or hybrid"},
+		{"internal/netns", false, "one network namespace; listening inside it"},
+		{"internal/secret", false, "keys, hashes, private files, signatures"},
+		{"internal/spool", false, "the log of a process on disk"},
+	}},
+	{"mechanism", []Room{
+		{"internal/store/sqlite", false, "the ledger in SQLite"},
+		{"internal/store/storetest", false, "conformance suite of the ledger"},
+		{"internal/oci", false, "finding a runtime; the container's specification"},
+		{"internal/image", false, "OCI layouts and docker-save tars, unpacked by digest"},
+	}},
+	{"machine", []Room{
+		{"internal/boxhost", false, "boxes on this machine: volumes, namespaces, limits"},
+		{"internal/shim", false, "the keeper of one process, and PID 1 in its container"},
+		{"internal/preflight", false, "what this machine has and lacks"},
+	}},
+	{"links", []Room{
+		{"internal/host", false, "the host program and its client"},
+		{"internal/gateway", false, "what a run may reach"},
+		{"internal/metrics", false, "counters and histograms"},
+	}},
+	{"drivers", []Room{
+		{"internal/driver/box", false, "the host program of this machine"},
+		{"internal/driver/drivertest", false, "conformance suite of drivers"},
+	}},
+	{"owners", []Room{
+		{"internal/tenant", false, "workspaces, keys, who is calling"},
+		{"internal/box", false, "owner of box records"},
+		{"internal/broker", false, "owner of runs, processes, fences"},
+	}},
+	{"edges", []Room{
+		{"internal/httpapi", false, "the public HTTP API"},
+		{"internal/config", false, "flags, environment and file"},
+		{"client", false, "the public Go client"},
+	}},
+	{"wiring", []Room{
+		{"internal/testmodel", false, "a scripted model server"},
+		{"internal/testagent", false, "a scripted ACP agent"},
+		{"internal/server", false, "stockade serve, put together"},
+		{"internal/demo", false, "stockade demo"},
+		{"internal/bench", false, "stockade bench"},
+		{"internal/cli", false, "every command a person types"},
+	}},
+	{"programs", []Room{
+		{"cmd/stockade", false, "the server and the command line"},
+		{"cmd/stockade-host", false, "what goes onto a machine where agents run"},
+		{"internal/archtest", false, "this table"},
+	}},
+}
+
+// Pure lists what a pure room may not import: anything that does I/O, tells the
+// time by itself, or draws random numbers. The type time.Time is allowed, the
+// function time.Now is not.
+var pureDenied = []string{"os", "net", "net/http", "io/fs", "math/rand", "math/rand/v2",
+	"crypto/rand", "sync", "sync/atomic", "syscall", "log", "log/slog", "context", "os/exec"}
+
+// pureCalls are functions a pure room may not call.
+var pureCalls = map[string][]string{"time": {"Now", "Sleep", "After", "AfterFunc", "NewTimer", "NewTicker", "Tick", "Since", "Until"}}
+
+// hostDenied says what stockade-host must not link, and why.
+var hostDenied = map[string]string{
+	"internal/store":                   "the ledger never leaves the server",
+	"internal/store/sqlite":            "the ledger never leaves the server",
+	"internal/authz":                   "authority is decided by the server; a host only checks generations",
+	"internal/tenant":                  "credentials of tenants never reach a host",
+	"internal/broker":                  "a host starts what it is told and decides nothing",
+	"internal/httpapi":                 "the public API is the server's",
+	"internal/gateway":                 "real model keys stay with the server",
+	"database/sql":                     "no SQL on a host",
+	"modernc.org/sqlite":               "no SQL on a host",
+	"github.com/danielgtaylor/huma/v2": "the public API is the server's",
+	"github.com/prometheus/client_golang/prometheus": "metrics are the server's; its package memory is too much for a shim",
+	"github.com/spf13/cobra":                         "a shim pays for every linked package; flags are enough",
+}

@@ -1,0 +1,265 @@
+// Package config is the server's configuration: one struct that flags, the
+// environment and a YAML file all fill, in that order of strength, over
+// defaults that work on a fresh machine.
+//
+// Every field is reachable in all three ways because all three names are made
+// from its path: box.max_per_target is --box-max-per-target, the environment
+// variable STOCKADE_BOX_MAX_PER_TARGET, and the file's key.
+package config
+
+import (
+	"fmt"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/stockade-run/stockade/internal/errdefs"
+	"github.com/stockade-run/stockade/internal/ident"
+)
+
+// Version is the version of the file format; a file without one is of version 1.
+const Version = 1
+
+// Config is everything an operator can set. See docs/configuration.md, which is
+// generated from the doc tags.
+type Config struct {
+	Version  int    `koanf:"version" doc:"Version of the file format."`
+	StateDir string `koanf:"state_dir" doc:"Directory of the ledger, the keys and the host program. One server at a time may use it."`
+	Listen   string `koanf:"listen" doc:"Address of the HTTP API. Put TLS in front of it before it leaves the machine."`
+
+	Log struct {
+		Level  string `koanf:"level" doc:"debug, info, warn or error."`
+		Format string `koanf:"format" doc:"text or json."`
+	} `koanf:"log"`
+
+	Host struct {
+		Program     string        `koanf:"program" doc:"Path of stockade-host; empty looks beside this program, then on the PATH."`
+		Runtime     string        `koanf:"runtime" doc:"OCI runtime: runc, crun, runsc or a path; empty takes the first found."`
+		ProfileDirs []string      `koanf:"profile_dirs" doc:"More directories of this machine that boxes on the host profile see, read-only, at the same path."`
+		Tools       []string      `koanf:"tools" doc:"NAME=DIR: shows DIR read-only at /opt/NAME in every box; its bin and node_modules/.bin join the PATH."`
+		AllowMounts []string      `koanf:"allow_mounts" doc:"Directories below which a box may mount; none by default."`
+		Lease       time.Duration `koanf:"lease" doc:"How long processes go on while no server answers for them."`
+	} `koanf:"host"`
+
+	Box struct {
+		MaxPerTarget    int           `koanf:"max_per_target" doc:"Boxes at a time on one target."`
+		MaxPerWorkspace int           `koanf:"max_per_workspace" doc:"Boxes at a time of one workspace."`
+		Idle            time.Duration `koanf:"idle" doc:"A box without process, run or fence is removed after so long."`
+		CPUMillis       int64         `koanf:"cpu_millis" doc:"Processor share of a box; 1000 is one processor."`
+		MemoryBytes     int64         `koanf:"memory_bytes" doc:"Memory of a box."`
+		Pids            int64         `koanf:"pids" doc:"Processes and threads of a box."`
+	} `koanf:"box"`
+
+	Run struct {
+		TTL time.Duration `koanf:"ttl" doc:"Life of a run and its token when the request names none."`
+	} `koanf:"run"`
+
+	Process struct {
+		MaxPerRun       int           `koanf:"max_per_run" doc:"Live processes of one run."`
+		MaxPerWorkspace int           `koanf:"max_per_workspace" doc:"Live processes of one workspace."`
+		Deadline        time.Duration `koanf:"deadline" doc:"Wall time of a process whose request names none."`
+		SpoolBytes      int64         `koanf:"spool_bytes" doc:"Log bytes kept per process when the request names none."`
+		MaxSpoolBytes   int64         `koanf:"max_spool_bytes" doc:"Most log bytes a request may ask for."`
+	} `koanf:"process"`
+
+	Retention struct {
+		Log    time.Duration `koanf:"log" doc:"Logs of closed processes are kept so long."`
+		Record time.Duration `koanf:"record" doc:"Records of finished runs, and with them their request ids, are kept so long."`
+	} `koanf:"retention"`
+
+	Models []string `koanf:"models" doc:"NAME=URL[,style=openai|anthropic][,key-file=PATH][,key-env=VAR]: model providers a run may be granted. The key stays in the server."`
+}
+
+// Model is one parsed entry of Config.Models.
+type Model struct {
+	Name    string
+	BaseURL string
+	Style   string // openai or anthropic
+	KeyFile string
+	KeyEnv  string
+}
+
+// Default returns the embedded defaults: SQLite, local boxes, loopback.
+func Default() Config {
+	var c Config
+	c.Version = Version
+	c.StateDir = DefaultStateDir()
+	c.Listen = "127.0.0.1:7878"
+	c.Log.Level, c.Log.Format = "info", "text"
+	c.Host.Lease = 30 * time.Minute
+	c.Box.MaxPerTarget, c.Box.MaxPerWorkspace = 64, 32
+	c.Box.Idle = 30 * time.Minute
+	c.Box.CPUMillis, c.Box.MemoryBytes, c.Box.Pids = 2000, 2<<30, 1024
+	c.Run.TTL = 24 * time.Hour
+	c.Process.MaxPerRun, c.Process.MaxPerWorkspace = 256, 1024
+	c.Process.Deadline = 24 * time.Hour
+	c.Process.SpoolBytes, c.Process.MaxSpoolBytes = 64<<20, 1<<30
+	c.Retention.Log, c.Retention.Record = 24*time.Hour, 7*24*time.Hour
+	return c
+}
+
+// DefaultStateDir is /var/lib/stockade for root, else $XDG_STATE_HOME/stockade
+// (XDG Base Directory Specification), where the commands look for keys as well.
+func DefaultStateDir() string {
+	if dir := os.Getenv("STOCKADE_STATE_DIR"); dir != "" {
+		return dir
+	}
+	if os.Geteuid() == 0 {
+		return "/var/lib/stockade"
+	}
+	if dir := os.Getenv("XDG_STATE_HOME"); filepath.IsAbs(dir) {
+		return filepath.Join(dir, "stockade")
+	}
+	home, err := os.UserHomeDir()
+	if err != nil {
+		home = "/"
+	}
+	return filepath.Join(home, ".local/state/stockade")
+}
+
+// Validate refuses, as invalid, the first setting that cannot work, by name.
+func (c *Config) Validate() error {
+	bad := func(key, format string, args ...any) error {
+		return errdefs.New(errdefs.Invalid, "setting %s: "+format, append([]any{key}, args...)...)
+	}
+	switch {
+	case c.Version > Version:
+		return bad("version", "the file is of version %d, this program knows %d; use a newer program", c.Version, Version)
+	case c.Version < 1:
+		return bad("version", "must be %d", Version)
+	case c.StateDir == "":
+		return bad("state_dir", "is empty")
+	case c.Listen == "":
+		return bad("listen", "is empty")
+	case !slices.Contains([]string{"debug", "info", "warn", "error"}, c.Log.Level):
+		return bad("log.level", "%q is none of debug, info, warn, error", c.Log.Level)
+	case !slices.Contains([]string{"text", "json"}, c.Log.Format):
+		return bad("log.format", "%q is neither text nor json", c.Log.Format)
+	case c.Host.Lease < time.Minute:
+		return bad("host.lease", "%v is under one minute, the renewal period is a thirtieth of it", c.Host.Lease)
+	}
+	for _, n := range []struct {
+		key      string
+		v        int64
+		min, max int64
+	}{
+		{"box.max_per_target", int64(c.Box.MaxPerTarget), 1, 10000},
+		{"box.max_per_workspace", int64(c.Box.MaxPerWorkspace), 1, 10000},
+		{"box.cpu_millis", c.Box.CPUMillis, 10, 1_000_000},
+		{"box.memory_bytes", c.Box.MemoryBytes, 16 << 20, 1 << 45},
+		{"box.pids", c.Box.Pids, 16, 1 << 22},
+		{"process.max_per_run", int64(c.Process.MaxPerRun), 1, 100000},
+		{"process.max_per_workspace", int64(c.Process.MaxPerWorkspace), 1, 100000},
+		{"process.spool_bytes", c.Process.SpoolBytes, 1 << 20, c.Process.MaxSpoolBytes},
+		{"process.max_spool_bytes", c.Process.MaxSpoolBytes, 1 << 20, 1 << 45},
+	} {
+		if n.v < n.min || n.v > n.max {
+			return bad(n.key, "%d is outside %d to %d", n.v, n.min, n.max)
+		}
+	}
+	for _, d := range []struct {
+		key      string
+		v        time.Duration
+		min, max time.Duration
+	}{
+		{"box.idle", c.Box.Idle, time.Second, 365 * 24 * time.Hour},
+		{"run.ttl", c.Run.TTL, time.Second, 365 * 24 * time.Hour},
+		{"process.deadline", c.Process.Deadline, time.Second, 365 * 24 * time.Hour},
+		{"retention.log", c.Retention.Log, time.Minute, 10 * 365 * 24 * time.Hour},
+		{"retention.record", c.Retention.Record, time.Minute, 10 * 365 * 24 * time.Hour},
+	} {
+		if d.v < d.min || d.v > d.max {
+			return bad(d.key, "%v is outside %v to %v", d.v, d.min, d.max)
+		}
+	}
+	for _, dir := range slices.Concat(c.Host.ProfileDirs, c.Host.AllowMounts) {
+		if !filepath.IsAbs(dir) || filepath.Clean(dir) != dir {
+			return bad("host.profile_dirs or host.allow_mounts", "%q is not a clean absolute path", dir)
+		}
+	}
+	for _, tool := range c.Host.Tools {
+		name, dir, ok := strings.Cut(tool, "=")
+		if !ok || !filepath.IsAbs(dir) || ident.CheckName("tool", name) != nil {
+			return bad("host.tools", "%q is not NAME=DIR with an absolute DIR", tool)
+		}
+	}
+	_, err := c.ParseModels()
+	return err
+}
+
+// ParseModels returns the model providers, or which entry is wrong.
+func (c *Config) ParseModels() ([]Model, error) {
+	var models []Model
+	for _, entry := range c.Models {
+		bad := func(format string, args ...any) error {
+			return errdefs.New(errdefs.Invalid, "setting models: entry %q: "+format, append([]any{entry}, args...)...).
+				WithNext("write NAME=URL[,style=openai|anthropic][,key-file=PATH][,key-env=VAR]")
+		}
+		parts := strings.Split(entry, ",")
+		name, base, ok := strings.Cut(parts[0], "=")
+		if !ok {
+			return nil, bad("it has no =")
+		}
+		m := Model{Name: name, BaseURL: base}
+		if err := ident.CheckName("the provider's name", name); err != nil {
+			return nil, bad("%v", err)
+		}
+		u, err := url.Parse(base)
+		if err != nil || u.Host == "" || u.Scheme != "https" && u.Scheme != "http" || u.User != nil || u.RawQuery != "" {
+			return nil, bad("the URL must be http(s)://HOST[/PATH] without user or query")
+		}
+		for _, opt := range parts[1:] {
+			k, v, _ := strings.Cut(opt, "=")
+			switch k {
+			case "style":
+				m.Style = v
+			case "key-file":
+				m.KeyFile = v
+			case "key-env":
+				m.KeyEnv = v
+			default:
+				return nil, bad("unknown option %q", k)
+			}
+		}
+		if m.Style == "" {
+			m.Style = "openai"
+			if strings.Contains(name, "anthropic") || strings.Contains(name, "claude") {
+				m.Style = "anthropic"
+			}
+		}
+		if m.Style != "openai" && m.Style != "anthropic" {
+			return nil, bad("style %q is neither openai nor anthropic", m.Style)
+		}
+		if slices.ContainsFunc(models, func(o Model) bool { return o.Name == m.Name }) {
+			return nil, bad("the name is used twice")
+		}
+		models = append(models, m)
+	}
+	return models, nil
+}
+
+// ReadKey returns the provider's key from its file or environment variable, or
+// "" when neither is named. The error never holds what was read.
+func (m Model) ReadKey() (string, error) {
+	switch {
+	case m.KeyFile != "":
+		b, err := os.ReadFile(m.KeyFile)
+		if err != nil {
+			return "", errdefs.Wrap(err, errdefs.Invalid, "the key file of model provider %s cannot be read: %v", m.Name, err)
+		}
+		return strings.TrimSpace(string(b)), nil
+	case m.KeyEnv != "":
+		key := os.Getenv(m.KeyEnv)
+		if key == "" {
+			return "", errdefs.New(errdefs.Invalid, "model provider %s: the environment variable %s is empty", m.Name, m.KeyEnv)
+		}
+		return key, nil
+	}
+	return "", nil
+}
+
+// String names the provider without its key.
+func (m Model) String() string { return fmt.Sprintf("%s (%s, %s)", m.Name, m.Style, m.BaseURL) }

@@ -1,0 +1,41 @@
+#!/bin/sh
+# Brings what boxes need and this machine lacks, and says so. With the argument
+# "agents" also Node and the vendor CLIs, into .cache/agents of the checkout.
+# It installs Debian packages only when something is missing, and only as root.
+set -eu
+cd "$(dirname "$0")/.."
+
+need=''
+want() { # program package
+	command -v "$1" >/dev/null 2>&1 || need="$need $2"
+}
+want runc runc
+want gcc gcc # the race detector
+want busybox busybox-static
+want git git
+[ -e /etc/ssl/certs/ca-certificates.crt ] || need="$need ca-certificates"
+if [ "${1:-}" = agents ]; then
+	want node nodejs
+	want npm npm
+fi
+
+if [ -n "$need" ]; then
+	if [ "$(id -u)" != 0 ]; then
+		echo "missing:$need. Install them: sudo apt-get install$need" >&2
+		exit 1
+	fi
+	echo "setup: installing Debian packages:$need"
+	export DEBIAN_FRONTEND=noninteractive
+	apt-get update -qq
+	# shellcheck disable=SC2086
+	apt-get install -y -qq --no-install-recommends $need >/dev/null
+fi
+
+if [ "${1:-}" = agents ] && [ testdata/agents/package-lock.json -nt .cache/agents/.installed ]; then
+	echo 'setup: installing the vendor CLIs of testdata/agents into .cache/agents'
+	mkdir -p .cache/agents
+	cp testdata/agents/package.json testdata/agents/package-lock.json .cache/agents/
+	[ ! -e testdata/agents/.npmrc ] || cp testdata/agents/.npmrc .cache/agents/
+	npm ci --prefix .cache/agents --no-audit --no-fund --loglevel=error
+	touch .cache/agents/.installed
+fi
