@@ -2,7 +2,6 @@ package shim
 
 import (
 	"context"
-	"net"
 
 	"github.com/stockade-run/stockade/internal/api"
 	"github.com/stockade-run/stockade/internal/errdefs"
@@ -10,12 +9,6 @@ import (
 )
 
 var errTodo = errdefs.New(errdefs.Internal, "not written yet")
-
-// WriteConfig writes keep.json durably. The host calls it before Start.
-func WriteConfig(dir string, cfg Config) error { return errTodo }
-
-// WriteLease writes a lease file durably: processes may go on for millis from now on.
-func WriteLease(path string, millis int64) error { return errTodo }
 
 // Main is the body of `stockade-host shim --dir DIR`; it returns the exit code.
 func Main(dir string) int { return 1 }
@@ -25,12 +18,6 @@ func InitMain(args []string) int { return 1 }
 
 // Start spawns a shim for a process directory and waits until its socket answers.
 func Start(ctx context.Context, exe, dir string) error { return errTodo }
-
-// Find reports whether the shim of a process directory lives.
-func Find(dir string) (bool, error) { return false, errTodo }
-
-// Tried reports whether the start of the process was ever tried: the `starting` marker exists.
-func Tried(dir string) (bool, error) { return false, errTodo }
 
 // Client talks to the shim of one process directory.
 type Client struct{}
@@ -70,15 +57,3 @@ func (c *Client) Forget(ctx context.Context) error { return errTodo }
 
 // CloseIdle closes idle connections.
 func (c *Client) CloseIdle() {}
-
-// ReadExit reads the durable exit record.
-func ReadExit(dir string) (wire.ProcState, error) { return wire.ProcState{}, errTodo }
-
-// WriteExit writes the exit record of a process whose shim died.
-func WriteExit(dir string, st wire.ProcState) error { return errTodo }
-
-// DialUnix connects to a socket whose path may be longer than the kernel's limit.
-func DialUnix(ctx context.Context, path string) (net.Conn, error) { return nil, errTodo }
-
-// ListenUnix listens with mode 0600 at a path that may be longer than the kernel's limit.
-func ListenUnix(path string) (net.Listener, error) { return nil, errTodo }
