@@ -20,15 +20,13 @@ import (
 	"time"
 
 	"github.com/stockade-run/stockade/internal/api"
+	"github.com/stockade-run/stockade/internal/authz"
 )
 
-// Scope is the authority under which a record is looked up. The zero Scope sees
-// nothing.
-type Scope struct {
-	Workspace string // only records of this workspace …
-	Run       string // … and, if set, only of this run
-	All       bool   // the server itself and its operator: everything
-}
+// Scope is the authority under which a record is looked up, made by
+// authz.Principal.Scope. The zero Scope sees nothing. Of a run's scope are the
+// run, its box, its processes, and the fences its processes raised.
+type Scope = authz.Scope
 
 // Workspace is a tenant.
 type Workspace struct {
@@ -282,7 +280,8 @@ type Store interface {
 	// fence. It returns how many.
 	DeleteRunsFinishedBefore(ctx context.Context, t time.Time) (int, error)
 
-	// CreateProcess records the intent p, in state requested or never_started
+	// CreateProcess records the intent p, in state requested, starting (it is told
+	// to the host at once, HostID and BootID are set) or never_started
 	// (a tombstone, made by a close that came first), or returns the record that
 	// already has its run and request id, created false, whatever its digest: the
 	// caller compares. In the same transaction it checks that the run is active
