@@ -1,0 +1,2 @@
+// Package boxhost owns the boxes of one machine.
+package boxhost

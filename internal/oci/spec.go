@@ -1,0 +1,162 @@
+package oci
+
+import (
+	"fmt"
+	"strconv"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/stockade-run/stockade/internal/wire"
+)
+
+// Paths and identities inside every container.
+const (
+	InitPath  = "/.stockade/init"    // this program, as PID 1
+	Workspace = "/workspace"         // the workspace volume
+	Home      = "/home/agent"        // the home volume
+	Cache     = "/home/agent/.cache" // the cache volume
+	AgentID   = 1000                 // user and group of the tenant's processes
+)
+
+// IDRange is how many user and group ids a box has: 0 to IDRange-1 inside are
+// UIDBase to UIDBase+IDRange-1 outside.
+const IDRange = 65536
+
+// Open files of a process, soft and hard. Some programs close every possible
+// descriptor one by one at start, so it is not the kernel's million.
+const maxFiles = 65536
+
+// shmBytes is the size of /dev/shm: the 64 MiB that programs know from Docker.
+const shmBytes = 64 << 20
+
+// Bind shows a directory or file of the machine in the container, read-only
+// unless Writable.
+type Bind struct {
+	Source   string
+	Dest     string
+	Writable bool
+}
+
+// Container is everything the specification of one process is made from.
+type Container struct {
+	Proc    wire.ProcSpec // Argv, Env (the whole environment), PTY and limits are used
+	Cwd     string        // absolute, inside
+	Root    string        // root directory outside; it holds a mount point for every Bind
+	Binds   []Bind        // in mount order
+	Init    string        // the program outside that is shown at InitPath
+	NetNS   string        // path of the network namespace to join
+	UIDBase uint32        // first of the box's IDRange user and group ids outside
+	Cgroup  string        // absolute path below every hierarchy
+
+	TmpBytes  int64 // size of /tmp; its pages count as memory of the process
+	SwapLimit bool  // the kernel can limit memory and swap together
+	DeepRO    bool  // the runtime knows the mount option "rro"
+	Seccomp   *specs.LinuxSeccomp
+}
+
+// Spec returns the runtime's configuration of one process.
+//
+// PID 1 is this program (see shim.InitMain): it enters the working directory
+// and starts argv. The runtime itself starts in "/", so that no directory a
+// tenant can replace is ever opened by the runtime.
+func Spec(c Container) *specs.Spec {
+	s := &specs.Spec{
+		Version:  "1.0.2",
+		Hostname: "box",
+		Root:     &specs.Root{Path: c.Root, Readonly: true},
+		Process:  process(c),
+		Mounts:   mounts(c),
+		Linux: &specs.Linux{
+			UIDMappings: []specs.LinuxIDMapping{{ContainerID: 0, HostID: c.UIDBase, Size: IDRange}},
+			GIDMappings: []specs.LinuxIDMapping{{ContainerID: 0, HostID: c.UIDBase, Size: IDRange}},
+			CgroupsPath: c.Cgroup,
+			Resources:   resources(c),
+			Namespaces: []specs.LinuxNamespace{
+				{Type: specs.UserNamespace},
+				{Type: specs.PIDNamespace},
+				{Type: specs.MountNamespace},
+				{Type: specs.IPCNamespace},
+				{Type: specs.UTSNamespace},
+				{Type: specs.CgroupNamespace},
+				{Type: specs.NetworkNamespace, Path: c.NetNS},
+			},
+			Seccomp: c.Seccomp,
+			// What tells about the machine or lets it be changed, as Docker hides it.
+			MaskedPaths: []string{"/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys",
+				"/proc/latency_stats", "/proc/sched_debug", "/proc/scsi", "/proc/timer_list", "/proc/timer_stats"},
+			ReadonlyPaths: []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"},
+		},
+	}
+	return s
+}
+
+func process(c Container) *specs.Process {
+	// The kernel's choice in want of memory is a tenant's process before the server.
+	oom := 500
+	args := append([]string{InitPath, "init", "--cwd", c.Cwd, "--"}, c.Proc.Argv...)
+	p := &specs.Process{
+		User:            specs.User{UID: AgentID, GID: AgentID},
+		Args:            args,
+		Env:             append([]string{}, c.Proc.Env...),
+		Cwd:             "/",
+		Capabilities:    &specs.LinuxCapabilities{},
+		NoNewPrivileges: true,
+		OOMScoreAdj:     &oom,
+		Rlimits: []specs.POSIXRlimit{
+			{Type: "RLIMIT_CORE", Hard: 0, Soft: 0},
+			{Type: "RLIMIT_NOFILE", Hard: maxFiles, Soft: maxFiles},
+		},
+	}
+	if c.Proc.PTY != nil {
+		p.Terminal = true
+		p.ConsoleSize = &specs.Box{Height: uint(c.Proc.PTY.Rows), Width: uint(c.Proc.PTY.Cols)}
+	}
+	return p
+}
+
+func mounts(c Container) []specs.Mount {
+	ms := []specs.Mount{
+		{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "noexec", "nodev"}},
+		{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "strictatime", "mode=755", "size=65536k"}},
+		{Destination: "/dev/pts", Type: "devpts", Source: "devpts", Options: []string{"nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"}},
+		{Destination: "/dev/shm", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "nodev", "mode=1777", "size=" + strconv.Itoa(shmBytes)}},
+		{Destination: "/tmp", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "nodev", "mode=1777", fmt.Sprintf("size=%d", c.TmpBytes)}},
+	}
+	for _, b := range c.Binds {
+		ms = append(ms, bind(b, c.DeepRO))
+	}
+	// Last, so that nothing a tenant can write lies over it.
+	return append(ms, bind(Bind{Source: c.Init, Dest: InitPath}, false))
+}
+
+func bind(b Bind, deepRO bool) specs.Mount {
+	// A recursive bind even where nothing is mounted below: the kernel refuses a
+	// plain one over mounts that another user namespace has locked together.
+	opts := []string{"rbind", "rprivate", "nosuid", "nodev"}
+	switch {
+	case b.Writable:
+		opts = append(opts, "rw")
+	case deepRO:
+		opts = append(opts, "ro", "rro")
+	default:
+		opts = append(opts, "ro")
+	}
+	return specs.Mount{Destination: b.Dest, Type: "bind", Source: b.Source, Options: opts}
+}
+
+func resources(c Container) *specs.LinuxResources {
+	r := &specs.LinuxResources{
+		// Every device is denied; the runtime allows its defaults by itself.
+		Devices: []specs.LinuxDeviceCgroup{{Allow: false, Access: "rwm"}},
+	}
+	if n := c.Proc.MemoryBytes; n > 0 {
+		r.Memory = &specs.LinuxMemory{Limit: &n}
+		if c.SwapLimit {
+			r.Memory.Swap = &n // memory and swap together: no swap
+		}
+	}
+	if n := c.Proc.Pids; n > 0 {
+		r.Pids = &specs.LinuxPids{Limit: &n}
+	}
+	return r
+}
