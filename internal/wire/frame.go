@@ -44,6 +44,10 @@ type Header struct {
 // Sum returns the checksum of a payload.
 func Sum(payload []byte) uint32 { return crc32.Checksum(payload, castagnoli) }
 
+// AddSum returns the checksum of a payload whose first part has the checksum sum
+// (0 for nothing) and goes on with more.
+func AddSum(sum uint32, more []byte) uint32 { return crc32.Update(sum, castagnoli, more) }
+
 // AppendHeader appends the encoded header to b.
 func AppendHeader(b []byte, h Header) []byte {
 	start := len(b)
