@@ -16,7 +16,11 @@ import (
 	"github.com/stockade-run/stockade/internal/netns"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// net/http lets a connection whose request it did not read to the end linger for
+// half a second, in a goroutine nobody can join.
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("net/http.(*conn).closeWriteAndWait"))
+}
 
 // canary is the operator's key in these tests; nothing a run can see may hold it.
 const canary = "sk-canary-0123456789abcdef"
