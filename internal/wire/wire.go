@@ -27,7 +27,7 @@
 //	POST   /v1/procs/{proc}/resize            api.Winsize -> 204
 //	POST   /v1/procs/{proc}/close             Close -> ProcState, when the tree is empty or proof was given up;
 //	                                          of an unknown id the host records durably that it must never
-//	                                          start: ended, proof never_started, a later PUT returns that
+//	                                          start: ended, proof never_started, no box; a later PUT returns that
 //	DELETE /v1/procs/{proc}                   forget an ended process and its log -> 204
 //	POST   /v1/shutdown                       204; conflict while a process lives
 package wire
