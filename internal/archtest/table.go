@@ -43,6 +43,7 @@ var Floors = []Floor{
 		{"internal/netns", false, "one network namespace; listening inside it"},
 		{"internal/secret", false, "keys, hashes, private files, signatures"},
 		{"internal/spool", false, "the log of a process on disk"},
+		{"internal/tartree", false, "tar archives in and out of a directory that is never left"},
 	}},
 	{"mechanism", []Room{
 		{"internal/store/sqlite", false, "the ledger in SQLite"},
