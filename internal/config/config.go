@@ -37,6 +37,7 @@ type Config struct {
 
 	Host struct {
 		Program     string        `koanf:"program" doc:"Path of stockade-host; empty looks beside this program, then on the PATH."`
+		Socket      string        `koanf:"socket" doc:"Unix socket of a host program that somebody else keeps running; empty starts and keeps our own."`
 		Runtime     string        `koanf:"runtime" doc:"OCI runtime: runc, crun, runsc or a path; empty takes the first found."`
 		ProfileDirs []string      `koanf:"profile_dirs" doc:"More directories of this machine that boxes on the host profile see, read-only, at the same path."`
 		Tools       []string      `koanf:"tools" doc:"NAME=DIR: shows DIR read-only at /opt/NAME in every box; its bin and node_modules/.bin join the PATH."`
@@ -138,6 +139,8 @@ func (c *Config) Validate() error {
 		return bad("log.level", "%q is none of debug, info, warn, error", c.Log.Level)
 	case !slices.Contains([]string{"text", "json"}, c.Log.Format):
 		return bad("log.format", "%q is neither text nor json", c.Log.Format)
+	case c.Host.Socket != "" && !filepath.IsAbs(c.Host.Socket):
+		return bad("host.socket", "%q is not an absolute path", c.Host.Socket)
 	case c.Host.Lease < time.Minute:
 		return bad("host.lease", "%v is under one minute, the renewal period is a thirtieth of it", c.Host.Lease)
 	}

@@ -41,7 +41,7 @@ func TestEverySettingThreeWays(t *testing.T) {
 	}
 	special := map[string][3]string{
 		"log.level": {"debug", "warn", "error"}, "log.format": {"json", "text", "json"},
-		"box.cpu_millis": {"100", "101", "102"}, "box.pids": {"100", "101", "102"},
+		"host.socket": {"/a", "/b", "/c"}, "box.cpu_millis": {"100", "101", "102"}, "box.pids": {"100", "101", "102"},
 	}
 	for _, s := range Settings() {
 		if s.Key == "version" {

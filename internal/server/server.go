@@ -1,0 +1,302 @@
+// Package server is "stockade serve", put together: it locks the state
+// directory, opens the ledger, starts the owners, and serves the HTTP API until
+// it is told to stop. Nothing else in the tree knows all the parts.
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync/atomic"
+	"time"
+
+	"github.com/stockade-run/stockade/internal/api"
+	"github.com/stockade-run/stockade/internal/box"
+	"github.com/stockade-run/stockade/internal/broker"
+	"github.com/stockade-run/stockade/internal/config"
+	boxdriver "github.com/stockade-run/stockade/internal/driver/box"
+	"github.com/stockade-run/stockade/internal/errdefs"
+	"github.com/stockade-run/stockade/internal/gateway"
+	"github.com/stockade-run/stockade/internal/httpapi"
+	"github.com/stockade-run/stockade/internal/metrics"
+	"github.com/stockade-run/stockade/internal/preflight"
+	"github.com/stockade-run/stockade/internal/secret"
+	"github.com/stockade-run/stockade/internal/store/sqlite"
+	"github.com/stockade-run/stockade/internal/tenant"
+)
+
+// Options is what a server runs with.
+type Options struct {
+	Config  config.Config
+	Version string
+	Logger  *slog.Logger
+	// Ready, if not nil, is called once with the URL when the API answers.
+	Ready func(url string)
+}
+
+// localTarget is the name of the target that every server has: boxes of this machine.
+const localTarget = "local"
+
+// Times of the HTTP server. Bodies and answers may stream for hours, so only
+// headers and idle connections are bounded; every handler bounds its own work.
+const (
+	headerTimeout = 10 * time.Second
+	idleTimeout   = 2 * time.Minute
+	maxHeader     = 64 << 10
+	drainTime     = 5 * time.Second  // for answers under way when it stops
+	stopTime      = 20 * time.Second // for the owners
+)
+
+// Run serves until ctx ends, then stops in order: no new requests, then the
+// owners, then the gateway, then the ledger. Processes in boxes go on; the host
+// program is stopped too if nothing lives on it. Run returns nil after a stop
+// that ctx asked for.
+func Run(ctx context.Context, o Options) (err error) {
+	log := o.Logger
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	state, err := openStateDir(o.Config.StateDir)
+	if err != nil {
+		return err
+	}
+	defer state.close()
+
+	ledger, err := sqlite.Open(ctx, sqlite.Config{Path: state.file("ledger.db"), Logger: log})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, ledger.Close()) }()
+	tenants := tenant.New(tenant.Config{Store: ledger, Logger: log})
+	if err := tenants.Bootstrap(ctx, state.path, time.Now()); err != nil {
+		return err
+	}
+	signer, err := secret.OpenSigner(state.file("receipt.key"))
+	if err != nil {
+		return err
+	}
+	driver, err := localDriver(o, state.path, log)
+	if err != nil {
+		return err
+	}
+	gw, err := openGateway(o.Config, ledger, log)
+	if err != nil {
+		return err
+	}
+
+	counters := metrics.New()
+	brk, err := broker.New(broker.Config{
+		Store: ledger, Signer: signer, Gateway: gatewayAdapter{gw}, Logger: log, Limits: brokerLimits(o.Config),
+		Targets: []broker.TargetConfig{{Name: localTarget, Driver: driver, MaxBoxes: o.Config.Box.MaxPerTarget}},
+	})
+	if err != nil {
+		return err
+	}
+	boxes, err := box.New(box.Config{
+		Store: ledger, Target: localTarget, Limits: boxLimits(o.Config), Logger: log,
+		Hosts: func(target string) (box.Host, error) { return brk.Host(target) },
+	})
+	if err != nil {
+		return err
+	}
+
+	var health atomic.Value
+	health.Store("starting")
+	handler, err := httpapi.New(httpapi.Config{
+		Broker: brk, Boxes: boxes, Tenants: tenants, Metrics: counters, Version: o.Version, Logger: log,
+		Health: func() string { return health.Load().(string) },
+	})
+	if err != nil {
+		return err
+	}
+
+	// The listener opens only after keys exist and the ledger is ready (P11).
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", o.Config.Listen)
+	if err != nil {
+		return errdefs.Wrap(err, errdefs.Unavailable, "the address %s cannot be listened on: %v", o.Config.Listen, opReason(err)).
+			WithNext("choose another with --listen")
+	}
+	if err := brk.Start(ctx); err != nil {
+		return errors.Join(err, listener.Close())
+	}
+	if err := boxes.Start(ctx); err != nil {
+		return errors.Join(err, listener.Close(), brk.Stop(context.WithoutCancel(ctx)))
+	}
+	health.Store("ok")
+
+	url := "http://" + listener.Addr().String()
+	if err := secret.WriteFile0600(state.file(AddressFile), []byte(url+"\n")); err != nil {
+		log.Warn("the address file cannot be written; commands need --url", "err", err)
+	}
+	srv := &http.Server{
+		Handler: handler, ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeader,
+		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+	}
+	served := make(chan error, 1)
+	go func() { served <- srv.Serve(listener) }()
+	log.Info("serving", "url", url, "state", state.path, "version", o.Version)
+	if o.Ready != nil {
+		o.Ready(url)
+	}
+
+	select {
+	case <-ctx.Done():
+	case err = <-served:
+		served <- err
+	}
+	log.Info("stopping")
+	if errors.Is(err, http.ErrServerClosed) {
+		err = nil
+	}
+	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTime)
+	defer cancel()
+	drain, cancelDrain := context.WithTimeout(stop, drainTime)
+	defer cancelDrain()
+	handler.Shutdown(drain) // ends streams and sockets, which Shutdown below does not
+	if srv.Shutdown(drain) != nil {
+		srv.Close()
+	}
+	if serr := <-served; !errors.Is(serr, http.ErrServerClosed) {
+		err = errors.Join(err, serr)
+	}
+	err = errors.Join(err, boxes.Stop(stop), brk.Stop(stop), gw.Close(stop))
+	switch serr := driver.Stop(stop); {
+	case serr == nil, errdefs.Is(serr, errdefs.Conflict): // conflict: something lives there, as it should
+	default:
+		log.Warn("the host program did not stop", "err", serr)
+	}
+	_ = os.Remove(state.file(AddressFile))
+	return err
+}
+
+// ResetAdmin makes a new admin key in the state directory of a stopped server.
+func ResetAdmin(ctx context.Context, dir string) (api.Key, error) {
+	state, err := openStateDir(dir)
+	if err != nil {
+		return api.Key{}, err
+	}
+	defer state.close()
+	ledger, err := sqlite.Open(ctx, sqlite.Config{Path: state.file("ledger.db")})
+	if err != nil {
+		return api.Key{}, err
+	}
+	key, err := tenant.New(tenant.Config{Store: ledger}).ResetAdmin(ctx, state.path)
+	return key, errors.Join(err, ledger.Close())
+}
+
+// Preflight is the configuration of the checks that "stockade doctor" makes.
+func Preflight(c config.Config) preflight.Config {
+	p := preflight.Config{Dir: c.StateDir, Runtime: c.Host.Runtime}
+	if exe, err := hostProgram(c); err == nil {
+		p.InitPath = exe
+	}
+	return p
+}
+
+// hostProgram finds stockade-host: named, beside this program, or on the PATH.
+func hostProgram(c config.Config) (string, error) {
+	if c.Host.Program != "" {
+		return filepath.Abs(c.Host.Program)
+	}
+	if self, err := os.Executable(); err == nil {
+		beside := filepath.Join(filepath.Dir(self), "stockade-host")
+		if _, err := os.Stat(beside); err == nil {
+			return beside, nil
+		}
+	}
+	path, err := exec.LookPath("stockade-host")
+	if err != nil {
+		return "", errdefs.Wrap(err, errdefs.Unavailable, "the host program stockade-host is neither beside this program nor on the PATH").
+			WithNext("build it with make build, or name it with --host-program")
+	}
+	return filepath.Abs(path)
+}
+
+func localDriver(o Options, state string, log *slog.Logger) (*boxdriver.Driver, error) {
+	exe, err := hostProgram(o.Config)
+	if err != nil {
+		return nil, err
+	}
+	var args []string
+	if o.Config.Host.Runtime != "" {
+		args = append(args, "--runtime", o.Config.Host.Runtime)
+	}
+	for _, dir := range o.Config.Host.ProfileDirs {
+		args = append(args, "--profile-dir", dir)
+	}
+	for _, tool := range o.Config.Host.Tools {
+		args = append(args, "--tool", tool)
+	}
+	for _, dir := range o.Config.Host.AllowMounts {
+		args = append(args, "--allow-mount", dir)
+	}
+	return boxdriver.New(boxdriver.Config{
+		HostExe: exe, Dir: filepath.Join(state, "host"), Args: args, Version: o.Version, Logger: log,
+	}), nil
+}
+
+func openGateway(c config.Config, usage gateway.Usage, log *slog.Logger) (*gateway.Gateway, error) {
+	models, err := c.ParseModels()
+	if err != nil {
+		return nil, err
+	}
+	providers := map[string]gateway.Provider{}
+	for _, m := range models {
+		key, err := m.ReadKey()
+		if err != nil {
+			return nil, err
+		}
+		providers[m.Name] = gateway.Provider{BaseURL: m.BaseURL, Key: key, Style: gateway.Style(m.Style)}
+		log.Info("model provider", "provider", m.String(), "key", key != "")
+	}
+	return gateway.New(gateway.Config{Providers: providers, Usage: usage, Logger: log})
+}
+
+// gatewayAdapter gives the broker its own words for the gateway's.
+type gatewayAdapter struct{ *gateway.Gateway }
+
+func (g gatewayAdapter) Open(ctx context.Context, grant broker.Grant) ([]broker.Route, error) {
+	routes, err := g.Gateway.Open(ctx, gateway.Grant(grant))
+	out := make([]broker.Route, len(routes))
+	for i, r := range routes {
+		out[i] = broker.Route(r)
+	}
+	return out, err
+}
+
+func (g gatewayAdapter) Env(routes []broker.Route) map[string]string {
+	in := make([]gateway.Route, len(routes))
+	for i, r := range routes {
+		in[i] = gateway.Route(r)
+	}
+	return g.Gateway.Env(in)
+}
+
+func brokerLimits(c config.Config) broker.Limits {
+	return broker.Limits{
+		DefaultDeadline: c.Process.Deadline, DefaultSpool: c.Process.SpoolBytes, MaxSpool: c.Process.MaxSpoolBytes,
+		PerRun: c.Process.MaxPerRun, PerWorkspace: c.Process.MaxPerWorkspace, DefaultRunTTL: c.Run.TTL,
+		Lease: c.Host.Lease, LeaseEvery: c.Host.Lease / 30,
+		LogRetention: c.Retention.Log, RecordRetention: c.Retention.Record,
+	}
+}
+
+func boxLimits(c config.Config) box.Limits {
+	return box.Limits{
+		PerTarget: c.Box.MaxPerTarget, PerWorkspace: c.Box.MaxPerWorkspace, Idle: c.Box.Idle,
+		Default: api.BoxLimits{CPUMillis: c.Box.CPUMillis, MemoryBytes: c.Box.MemoryBytes, Pids: c.Box.Pids},
+	}
+}
+
+func opReason(err error) error {
+	if op, ok := errors.AsType[*net.OpError](err); ok {
+		return fmt.Errorf("%w", op.Err)
+	}
+	return err
+}
