@@ -73,22 +73,29 @@ func writeIdentity(dir string, id identity) error {
 	return writeDurable(dir, identityFile, b)
 }
 
-// living reads shim.json and reports whether the process it names lives.
-func living(dir string) (identity, bool) {
+// readIdentity reads shim.json; false if it is not there, damaged or of another
+// boot.
+func readIdentity(dir string) (identity, bool) {
 	b, err := os.ReadFile(filepath.Join(dir, identityFile))
 	if err != nil {
 		return identity{}, false
 	}
 	var id identity
-	if json.Unmarshal(b, &id) != nil {
+	if json.Unmarshal(b, &id) != nil || id.PID <= 1 {
 		return identity{}, false
 	}
 	boot, err := bootID()
-	if err != nil || boot != id.BootID {
-		return id, false
+	return id, err == nil && boot == id.BootID
+}
+
+// living reports whether the process that shim.json names lives.
+func living(dir string) bool {
+	id, ok := readIdentity(dir)
+	if !ok {
+		return false
 	}
 	start, err := startTime(id.PID)
-	return id, err == nil && start == id.Start
+	return err == nil && start == id.Start
 }
 
 // The lock is an open-file-description lock (fcntl_locking(2)) and not flock(2),
@@ -141,10 +148,14 @@ const findPatience = 2 * time.Second
 func Find(dir string) (alive bool, err error) {
 	for end := time.Now().Add(findPatience); ; time.Sleep(2 * time.Millisecond) {
 		held, err := locked(dir)
-		if err != nil || !held {
+		if err != nil {
 			return false, err
 		}
-		if _, ok := living(dir); ok {
+		if !held {
+			bury(dir)
+			return false, nil
+		}
+		if living(dir) {
 			return true, nil
 		}
 		if time.Now().After(end) {

@@ -1,0 +1,492 @@
+package shim
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/stockade-run/stockade/internal/process"
+	"github.com/stockade-run/stockade/internal/wire"
+)
+
+const (
+	// startPatience bounds the runtime's start of a container; it takes 30 ms.
+	startPatience = 60 * time.Second
+	// deletePatience bounds its removal.
+	deletePatience = 10 * time.Second
+	// failPatience bounds the wait for the report of a start that failed. The
+	// report ends with the last process that holds it.
+	failPatience = 2 * time.Second
+	// runtimeText is how much of a runtime's own words goes into a detail.
+	runtimeText = 1 << 10
+
+	pidFile    = "init.pid"
+	runtimeLog = "runtime.log"
+)
+
+// ends are the descriptors of a start. A field is -1 while it is closed or not
+// there; each is closed once, by whoever takes it out.
+type ends struct {
+	inR, inW         int
+	outR, outW       int
+	errR, errW       int
+	reportR, reportW int
+}
+
+func (e *ends) all() []*int {
+	return []*int{&e.inR, &e.inW, &e.outR, &e.outW, &e.errR, &e.errW, &e.reportR, &e.reportW}
+}
+
+func (e *ends) close(fds ...*int) {
+	for _, fd := range fds {
+		if *fd >= 0 {
+			_ = unix.Close(*fd)
+			*fd = -1
+		}
+	}
+}
+
+func take(fd *int) int {
+	n := *fd
+	*fd = -1
+	return n
+}
+
+// open makes the child's pipes and the report channel. The pipes belong to the
+// child's user: otherwise it could not open /dev/stdout, which is an ordinary
+// open of the pipe. On a terminal only the runtime itself writes to errW.
+func (e *ends) open(spec wire.ProcSpec, uid, gid int) (err error) {
+	for _, fd := range e.all() {
+		*fd = -1
+	}
+	defer func() {
+		if err != nil {
+			e.close(e.all()...)
+		}
+	}()
+	pair := func(r, w *int, size int) error {
+		var p [2]int
+		if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
+			return os.NewSyscallError("pipe", err)
+		}
+		*r, *w = p[0], p[1]
+		if err := unix.Fchown(p[0], uid, gid); err != nil {
+			return os.NewSyscallError("fchown", err)
+		}
+		if size > 0 {
+			// Where the user's share of pipe memory is used up the pipe stays small,
+			// which costs throughput and nothing else.
+			_, _ = unix.FcntlInt(uintptr(p[1]), unix.F_SETPIPE_SZ, size)
+		}
+		return nil
+	}
+	if spec.Stdin && spec.PTY == nil {
+		if err := pair(&e.inR, &e.inW, 0); err != nil {
+			return err
+		}
+	} else if e.inR, err = unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
+		return os.NewSyscallError("open /dev/null", err)
+	}
+	if err := pair(&e.errR, &e.errW, pipeBytes); err != nil {
+		return err
+	}
+	if spec.PTY == nil {
+		if err := pair(&e.outR, &e.outW, pipeBytes); err != nil {
+			return err
+		}
+	}
+	p, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return os.NewSyscallError("socketpair", err)
+	}
+	e.reportR, e.reportW = p[0], p[1]
+	return nil
+}
+
+// childUser reads from a bundle which user of the machine the child will be.
+func childUser(bundle string) (uid, gid int, err error) {
+	b, err := os.ReadFile(filepath.Join(bundle, "config.json"))
+	if err != nil {
+		return 0, 0, err
+	}
+	type mapping struct {
+		ContainerID, HostID, Size int64
+	}
+	var cfg struct {
+		Process struct {
+			User struct{ UID, GID int64 }
+		}
+		Linux struct{ UIDMappings, GIDMappings []mapping }
+	}
+	if err := json.Unmarshal(b, &cfg); err != nil {
+		return 0, 0, fmt.Errorf("the bundle's config.json: %w", err)
+	}
+	outside := func(ms []mapping, id int64) int {
+		for _, m := range ms {
+			if id >= m.ContainerID && id-m.ContainerID < m.Size {
+				return int(m.HostID + id - m.ContainerID)
+			}
+		}
+		return int(id)
+	}
+	return outside(cfg.Linux.UIDMappings, cfg.Process.User.UID), outside(cfg.Linux.GIDMappings, cfg.Process.User.GID), nil
+}
+
+// runArgs is the command line that starts the container: detached, so that the
+// runtime is gone afterwards and the init is inherited by the shim.
+func (k *keeper) runArgs() []string {
+	args := []string{k.cfg.Runtime, "--root", k.cfg.RuntimeRoot,
+		"--log", filepath.Join(k.dir, runtimeLog), "--log-format", "json",
+		"run", "--detach", "--pid-file", filepath.Join(k.dir, pidFile), "--preserve-fds", "1", "--bundle", k.cfg.Bundle}
+	if k.cfg.Spec.PTY != nil {
+		args = append(args, "--console-socket", consoleSocket)
+	}
+	return append(args, k.cfg.Container)
+}
+
+// runtimeEnv is all the environment a runtime gets.
+func runtimeEnv() []string {
+	return []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+}
+
+// launch carries out process.LaunchContainer. It sends Started or RuntimeFailed,
+// sees to it that ReportClosed and Drained come in every case, and stays until
+// wait4 returned for the init, to send Reaped.
+func (k *keeper) launch() {
+	l := &launching{keeper: k, begun: make(chan struct{}), reported: make(chan struct{})}
+	status, err := l.run()
+	if err == nil {
+		k.send(process.Started{})
+		ws := <-status
+		k.input.end()
+		k.send(reaped(ws))
+		return
+	}
+	k.log.Warn("start failed", "error", err)
+	l.abandon(err)
+}
+
+func reaped(ws syscall.WaitStatus) process.Reaped {
+	if ws.Signaled() {
+		return process.Reaped{Signal: int(ws.Signal())}
+	}
+	return process.Reaped{Code: ws.ExitStatus()}
+}
+
+// launching is one start under way; launch's goroutine owns it.
+type launching struct {
+	*keeper
+	ends     ends
+	opened   bool
+	pumping  bool
+	begun    chan struct{} // closed when init is about to fork the command
+	reported chan struct{} // closed when the report is at its end
+}
+
+// run starts the container and returns the channel of its init's wait status.
+func (l *launching) run() (<-chan syscall.WaitStatus, error) {
+	if err := writeDurable(l.dir, markerFile, []byte(l.cfg.Container+"\n")); err != nil {
+		return nil, err
+	}
+	spec := l.cfg.Spec
+	uid, gid, err := childUser(l.cfg.Bundle)
+	if err != nil {
+		return nil, err
+	}
+	if err := l.ends.open(spec, uid, gid); err != nil {
+		return nil, err
+	}
+	l.opened = true
+	ctx, cancel := context.WithTimeout(context.Background(), startPatience)
+	defer cancel()
+	defer func() { l.ends.close(&l.ends.inR, &l.ends.outW, &l.ends.errW, &l.ends.reportW) }()
+	var master <-chan int
+	if spec.PTY != nil {
+		con, err := listenConsole(l.cfg.Bundle)
+		if err != nil {
+			return nil, err
+		}
+		defer con.close()
+		master = l.awaitTerminal(ctx, cancel, con)
+	}
+	l.readReport()
+
+	out := l.ends.outW
+	if spec.PTY != nil {
+		out = l.ends.errW
+	}
+	pid, runtimeEnd, err := l.reap.start(l.cfg.Runtime, l.runArgs(), &syscall.ProcAttr{
+		Dir: l.cfg.Bundle, Env: runtimeEnv(),
+		Files: []uintptr{uintptr(l.ends.inR), uintptr(out), uintptr(l.ends.errW), uintptr(l.ends.reportW)},
+		Sys:   &syscall.SysProcAttr{Setpgid: true},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("the runtime %s cannot be executed: %w", l.cfg.Runtime, err)
+	}
+	l.ends.close(&l.ends.inR, &l.ends.outW, &l.ends.errW, &l.ends.reportW)
+
+	terminal := -1
+	begun := l.begun
+	for {
+		select {
+		case ws := <-runtimeEnd:
+			if ws.ExitStatus() != 0 {
+				return nil, l.runtimeError(ws)
+			}
+			if spec.PTY != nil && terminal < 0 {
+				if terminal = <-master; terminal < 0 {
+					return nil, errors.New("the runtime sent no terminal")
+				}
+			}
+			return l.started(terminal)
+		case terminal = <-master:
+			master = nil
+			if terminal < 0 {
+				_ = unix.Kill(-pid, unix.SIGKILL)
+				<-runtimeEnd
+				return nil, fmt.Errorf("the runtime sent no terminal: %w", l.runtimeError(0))
+			}
+		case <-begun:
+			begun = nil
+			if spec.PTY == nil || terminal >= 0 {
+				if err := l.output(terminal); err != nil {
+					return nil, err
+				}
+			}
+		case <-ctx.Done():
+			_ = unix.Kill(-pid, unix.SIGKILL)
+			<-runtimeEnd
+			return nil, fmt.Errorf("the runtime did not start the container within %v: %w", startPatience, l.runtimeError(0))
+		}
+	}
+}
+
+// started takes over the init of a container that the runtime says runs.
+func (l *launching) started(terminal int) (<-chan syscall.WaitStatus, error) {
+	b, err := os.ReadFile(filepath.Join(l.dir, pidFile))
+	if err != nil {
+		return nil, fmt.Errorf("the runtime left no pid: %w", err)
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(b)))
+	if err != nil || pid <= 1 {
+		return nil, fmt.Errorf("the runtime left the pid %q", clip(string(b), 32))
+	}
+	fd, status, err := l.reap.adopt(pid)
+	if err != nil {
+		return nil, err
+	}
+	if err := l.output(terminal); err != nil {
+		return nil, err
+	}
+	l.setInit(fd)
+	return status, nil
+}
+
+// output begins to move what the child says into the log, and what it is told
+// into its input.
+func (l *launching) output(terminal int) error {
+	if l.pumping {
+		return nil
+	}
+	var sources []source
+	if terminal >= 0 {
+		in, err := unix.FcntlInt(uintptr(terminal), unix.F_DUPFD_CLOEXEC, 0)
+		if err != nil {
+			return os.NewSyscallError("dup", err)
+		}
+		l.setTerminal(terminal)
+		sources = []source{{fd: terminal, kind: wire.KindStdout, tty: true}}
+		l.ends.inW = in
+	} else {
+		sources = []source{
+			{fd: take(&l.ends.outR), kind: wire.KindStdout},
+			{fd: take(&l.ends.errR), kind: wire.KindStderr},
+		}
+	}
+	p, err := newPump(l.spool, sources, func(detail string) { l.send(process.LogFailed{Detail: detail}) })
+	if err != nil {
+		return err
+	}
+	l.pumping = true
+	l.setPump(p)
+	go func() {
+		detail := p.run()
+		l.setTerminal(-1)
+		l.finishLog(detail)
+	}()
+	if in := take(&l.ends.inW); in >= 0 {
+		_ = unix.SetNonblock(in, true)
+		go l.input.attach(os.NewFile(uintptr(in), "stdin"))
+	}
+	return nil
+}
+
+// readReport reads the init's report by a goroutine, to its end.
+func (l *launching) readReport() {
+	fd := take(&l.ends.reportR)
+	_ = unix.SetNonblock(fd, true)
+	f := os.NewFile(uintptr(fd), "report")
+	l.setReport(f)
+	go func() {
+		defer f.Close()
+		err := readReport(f, func() {
+			l.setBegun()
+			close(l.begun)
+		}, func(r process.InitReport) {
+			l.send(r)
+			if l.cfg.Spec.PTY != nil {
+				l.releaseInit(f)
+			}
+		})
+		if err != nil {
+			l.log.Warn("read the init's report", "error", err)
+			if errors.Is(err, errReport) {
+				_, _ = io.Copy(io.Discard, f)
+			}
+		}
+		close(l.reported)
+		l.send(process.ReportClosed{})
+	}()
+}
+
+// releaseInit lets an init exit that waits for its terminal to be read empty.
+func (k *keeper) releaseInit(f *os.File) {
+	k.spool.Lift() // what a terminal holds is bounded, and nobody may be reading the log
+	if p := k.pump(); p != nil {
+		<-p.caught()
+	}
+	_, _ = f.Write([]byte{goByte})
+}
+
+// awaitTerminal receives the terminal's master by a goroutine, sets its size
+// and allows init to go on. The channel gets it, or -1.
+func (l *launching) awaitTerminal(ctx context.Context, cancel context.CancelFunc, con *console) <-chan int {
+	ch := make(chan int, 1)
+	go func() {
+		fd, err := con.receive(ctx)
+		if err == nil {
+			err = setSize(fd, *l.cfg.Spec.PTY)
+		}
+		if err != nil {
+			l.log.Warn("receive the terminal", "error", err)
+			if fd >= 0 {
+				_ = unix.Close(fd)
+			}
+			ch <- -1
+			return
+		}
+		ch <- fd
+		if f := l.report(); f != nil {
+			_, _ = f.Write([]byte{goByte})
+		}
+	}()
+	return ch
+}
+
+// abandon cleans up after a start that failed, and tells the machine.
+func (l *launching) abandon(err error) {
+	l.kill()
+	l.deleteContainer()
+	mayHaveRun := false
+	if f := l.report(); f != nil {
+		select {
+		case <-l.reported: // with the last process that could have gone on
+		case <-time.After(failPatience):
+			mayHaveRun = true
+		}
+		select {
+		case <-l.begun:
+			mayHaveRun = true
+		default:
+		}
+	}
+	detail := err.Error()
+	if l.opened {
+		l.ends.close(l.ends.all()...)
+	}
+	l.input.end()
+	l.send(process.RuntimeFailed{Detail: clip(detail, reportText), MayHaveRun: mayHaveRun})
+	if l.report() == nil {
+		l.send(process.ReportClosed{})
+	}
+	if !l.pumping {
+		l.finishLog("")
+	}
+}
+
+// runtimeError says what a runtime said about its failure.
+func (l *launching) runtimeError(ws syscall.WaitStatus) error {
+	said := lastError(filepath.Join(l.dir, runtimeLog))
+	if said == "" && l.ends.errR >= 0 {
+		b := make([]byte, runtimeText)
+		_ = unix.SetNonblock(l.ends.errR, true)
+		if n, err := unix.Read(l.ends.errR, b); err == nil && n > 0 {
+			said = strings.TrimSpace(string(b[:n]))
+		}
+	}
+	switch {
+	case said != "":
+		return fmt.Errorf("the runtime refused: %s", clip(said, runtimeText))
+	case ws.Signaled():
+		return fmt.Errorf("the runtime was ended by %s and said nothing", process.SignalName(int(ws.Signal())))
+	}
+	return fmt.Errorf("the runtime exited with code %d and said nothing", ws.ExitStatus())
+}
+
+// lastError returns the last error in a runtime's log of JSON lines.
+func lastError(path string) string {
+	f, err := os.Open(path)
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	b, err := io.ReadAll(io.LimitReader(f, 64<<10))
+	if err != nil {
+		return ""
+	}
+	said := ""
+	for line := range bytes.Lines(b) {
+		var l struct{ Level, Msg string }
+		if json.Unmarshal(line, &l) == nil && l.Level == "error" && l.Msg != "" {
+			said = l.Msg
+		}
+	}
+	return said
+}
+
+// deleteContainer removes what a runtime keeps of the container, and its
+// cgroup, and kills what is left in it. It is bounded; a container that is not
+// there is no error.
+func (k *keeper) deleteContainer() {
+	_, end, err := k.reap.start(k.cfg.Runtime,
+		[]string{k.cfg.Runtime, "--root", k.cfg.RuntimeRoot, "delete", "--force", k.cfg.Container},
+		&syscall.ProcAttr{Dir: "/", Env: runtimeEnv(), Files: []uintptr{k.null, k.null, k.null}})
+	if err != nil {
+		k.log.Warn("delete the container", "error", err)
+		return
+	}
+	select {
+	case ws := <-end:
+		if ws.ExitStatus() != 0 {
+			k.log.Warn("delete the container", "status", ws.ExitStatus())
+		}
+	case <-time.After(deletePatience):
+		k.log.Warn("delete the container: the runtime does not answer")
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), killPatience)
+	defer cancel()
+	if err := k.cgroup.Remove(ctx); err != nil {
+		k.log.Warn("remove the cgroup", "error", err)
+	}
+}

@@ -1,0 +1,92 @@
+package shim
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"io"
+
+	"github.com/stockade-run/stockade/internal/api"
+	"github.com/stockade-run/stockade/internal/process"
+)
+
+// The report channel is one end of a socket pair that init inherits as
+// descriptor 3, closed on exec, so the tenant's command never holds it. Init
+// writes JSON lines, each once:
+//
+//	{"kind":"begun"}                          just before the command is forked
+//	{"kind":"exited","code":N}                then exactly one of these
+//	{"kind":"signalled","signal":"SIGSEGV"}
+//	{"kind":"spawn_failed","detail":"…"}
+//
+// A report that lacks "begun" proves that the command was never forked. On a
+// terminal the shim answers with two bytes, goByte each: the first allows the
+// fork (the terminal has its size), the second allows init to exit (what the
+// terminal held has been read; it is lost when its session leader exits).
+const (
+	reportFD   = 3
+	reportMost = 8 << 10 // bytes of the whole report
+	goByte     = 'g'
+	reportText = 4 << 10 // bytes of a detail
+)
+
+const kindBegun = "begun"
+
+type reportLine struct {
+	Kind   string `json:"kind"`
+	Code   int    `json:"code,omitempty"`
+	Signal string `json:"signal,omitempty"`
+	Detail string `json:"detail,omitempty"`
+}
+
+func encodeReport(r process.InitReport) []byte {
+	return encodeLine(reportLine{Kind: string(r.Kind), Code: r.Code, Signal: r.Signal, Detail: r.Detail})
+}
+
+func encodeLine(l reportLine) []byte {
+	b, err := json.Marshal(l)
+	if err != nil {
+		panic("encode a report: " + err.Error()) // strings and numbers only
+	}
+	return append(b, '\n')
+}
+
+var errReport = errors.New("the report of the container's init makes no sense")
+
+// readReport reads init's report to its end. begun is called for the line
+// before the fork, ended for the one that says how it ended. A report that makes
+// no sense is an error, and is read no further: nothing is concluded from it.
+func readReport(r io.Reader, begun func(), ended func(process.InitReport)) error {
+	sc := bufio.NewScanner(io.LimitReader(r, reportMost))
+	sc.Buffer(make([]byte, 0, 512), reportMost)
+	hasBegun, hasEnded := false, false
+	for sc.Scan() {
+		var l reportLine
+		if err := json.Unmarshal(sc.Bytes(), &l); err != nil || hasEnded {
+			return errReport
+		}
+		if l.Kind == kindBegun {
+			if hasBegun {
+				return errReport
+			}
+			hasBegun = true
+			begun()
+			continue
+		}
+		rep := process.InitReport{Kind: api.ExitKind(l.Kind), Code: l.Code, Signal: l.Signal, Detail: l.Detail}
+		if process.InitStatus(rep) < 0 || !hasBegun && rep.Kind != api.ExitSpawnFailed {
+			return errReport
+		}
+		hasEnded = true
+		ended(rep)
+	}
+	return sc.Err()
+}
+
+// clip bounds a text from elsewhere.
+func clip(s string, most int) string {
+	if len(s) > most {
+		return s[:most] + "…"
+	}
+	return s
+}
