@@ -13,6 +13,11 @@
 //     (busy, disk full) or internal, with the cause wrapped.
 //   - Methods may be called from any goroutine.
 //   - Times are stored to the microsecond, in UTC.
+//   - A record that breaks its Validate is invalid and changes nothing; so no
+//     unknown kind or state is ever stored. An id that is taken is a conflict.
+//   - A method whose context ended returns unavailable with the context's cause
+//     wrapped; a write has then definitely not happened. Once a write is under
+//     way it is waited for.
 package store
 
 import (
@@ -202,8 +207,13 @@ type Capacity struct {
 	PerRun       int
 }
 
-// Page asks for at most Limit records (1 to 1000) that come after the one with
-// the id After, newest first.
+// MaxPage is the largest Page.Limit.
+const MaxPage = 1000
+
+// Page asks for at most Limit records (1 to 1000, else invalid) that come after
+// the one with the id After, newest first: in the reverse of the order in which
+// they were recorded, whatever their times say. An After that does not exist in
+// the scope (any more) is not_found.
 type Page struct {
 	Limit int
 	After string
@@ -214,7 +224,8 @@ type ProcessFilter struct {
 	Box          string
 	Target       string
 	Live         bool      // only those for which Process.Live holds
-	ClosedBefore time.Time // only closed before; for retention
+	ClosedBefore time.Time // only those with Closed before it; for retention
+	LogKept      bool      // only those with LogGone not set
 	Page         Page
 }
 
@@ -230,78 +241,108 @@ type Store interface {
 
 	CreateWorkspace(ctx context.Context, w Workspace, a AuditEvent) error
 	Workspace(ctx context.Context, name string) (Workspace, error)
-	Workspaces(ctx context.Context, p Page) ([]Workspace, error) // After is a name; by name
+	// Workspaces lists by name; Page.After is a name, which need not exist.
+	Workspaces(ctx context.Context, p Page) ([]Workspace, error)
 
 	CreateKey(ctx context.Context, k Key, a AuditEvent) error
 	Key(ctx context.Context, id string) (Key, error) // revoked ones too
+	// Keys lists the keys of a workspace; "" is the operator's (KeyAdmin).
 	Keys(ctx context.Context, workspace string, p Page) ([]Key, error)
+	// RevokeKey ends a key. One that is revoked already stays as it is.
 	RevokeKey(ctx context.Context, id string, at time.Time, a AuditEvent) error
 
 	// PutTarget inserts a target or leaves an existing one as it is, and returns
-	// what is recorded.
+	// what is recorded. A generation of 0 is recorded as 1.
 	PutTarget(ctx context.Context, t Target) (Target, error)
 	Target(ctx context.Context, name string) (Target, error)
 	Targets(ctx context.Context) ([]Target, error)
-	// SetTargetEnabled changes it and raises the generation.
+	// SetTargetEnabled changes it and raises the generation; where nothing would
+	// change it does nothing and records no audit event.
 	SetTargetEnabled(ctx context.Context, name string, enabled bool, a AuditEvent) (Target, error)
 	// SetTargetHost records which host and boot was seen there.
 	SetTargetHost(ctx context.Context, name, hostID, bootID string) error
 
 	// CreateBox inserts b, or returns the box that already has its workspace and
 	// key (created false). A box with the key in state removing is a conflict;
-	// counts over the capacity are exhausted, naming the limit.
+	// counts over the capacity are exhausted, naming the limit; every box that is
+	// still recorded counts. A new box needs an enabled target (not_found, conflict).
 	CreateBox(ctx context.Context, b Box, c Capacity) (box Box, created bool, err error)
+	// Box returns one. A run's scope sees the box the run is bound to.
 	Box(ctx context.Context, s Scope, id string) (Box, error)
 	Boxes(ctx context.Context, s Scope, p Page) ([]Box, error)
-	// SetBoxState moves it. To removing is a conflict while a live process or an
-	// active run is in it, and fenced while a fence stands on it.
+	// SetBoxState moves it forward: creating, ready, removing; to where it is
+	// changes nothing, back is a conflict. To removing is a conflict while a live
+	// process or an unfinished run is in it, and fenced while a fence stands on it
+	// or on its whole target.
 	SetBoxState(ctx context.Context, id string, state api.BoxState) error
+	// TouchBox moves Used forward, never back.
 	TouchBox(ctx context.Context, id string, used time.Time) error
+	// DeleteBox forgets a box. A ready one is a conflict: move it to removing first.
 	DeleteBox(ctx context.Context, id string) error
 	// IdleBoxes returns ready boxes whose Used + IdleMillis is before now and
-	// that hold no live process, no active run and no fence.
+	// that hold no live process, no unfinished run and no fence; longest unused first.
 	IdleBoxes(ctx context.Context, now time.Time) ([]Box, error)
 
-	// CreateRun inserts r if its box is ready and in the same workspace (else
-	// not_found or conflict), and is not bound exclusively by another active run,
-	// nor r exclusive while any other is active (conflict). Touches the box.
+	// CreateRun inserts r, active, if its box is ready and in the same workspace
+	// (else not_found or conflict), and is not bound exclusively by another
+	// unfinished run, nor r exclusive while any other is unfinished (conflict).
+	// Its target must be the box's (invalid). Touches the box.
 	CreateRun(ctx context.Context, r Run) error
 	Run(ctx context.Context, s Scope, id string) (Run, error)
 	// SetRunState moves it forward: active, finishing, finished. Moving to where
-	// it is changes nothing. Returns the run as recorded.
+	// it is changes nothing, back is a conflict. To finished sets Finished to at.
+	// Returns the run as recorded.
 	SetRunState(ctx context.Context, id string, state api.RunState, at time.Time) (Run, error)
-	// AddRunUsage adds to the counters of one model grant.
+	// AddRunUsage adds to the counters of one model grant, which stop at
+	// api.MaxOffset.
 	AddRunUsage(ctx context.Context, id, provider string, requests, up, down int64) error
 	Runs(ctx context.Context, s Scope, p Page) ([]Run, error)
-	// UnfinishedRuns returns those not finished; expired ones included.
+	// UnfinishedRuns returns those not finished, oldest first; expired ones
+	// included.
 	UnfinishedRuns(ctx context.Context) ([]Run, error)
 	// DeleteRunsFinishedBefore forgets old runs with all their processes and
-	// receipts, but none that has a live process, a log still kept or a standing
-	// fence. It returns how many.
+	// receipts, but none that has a live process, a log still kept (LogGone not
+	// set; a never_started process has no log) or a standing fence. It returns how
+	// many. Lifted fences stay.
 	DeleteRunsFinishedBefore(ctx context.Context, t time.Time) (int, error)
 
 	// CreateProcess records the intent p, in state requested, starting (it is told
 	// to the host at once, HostID and BootID are set) or never_started
 	// (a tombstone, made by a close that came first), or returns the record that
 	// already has its run and request id, created false, whatever its digest: the
-	// caller compares. In the same transaction it checks that the run is active
-	// (conflict), and for a state other than never_started that no fence stands
-	// on the box or target (fenced, with the fence's id), that no process of the
-	// box is closing unproven, that the target is enabled, and the capacity, which
-	// counts live processes. It touches the box.
+	// caller compares. In the same transaction it checks that the run exists in
+	// p's workspace (not_found) and is active (conflict), and for a state other
+	// than never_started that box and target are the run's (invalid), that the
+	// target is enabled (conflict), that no fence stands on the box or the whole
+	// target (fenced, with the fence's id as detail "fence"), that no process of
+	// the box is in state closing without being quiescent (cancelling), and the
+	// capacity, which counts live processes (exhausted). It touches the box and
+	// sets Version to 1.
 	CreateProcess(ctx context.Context, p Process, c Capacity, a AuditEvent) (proc Process, created bool, err error)
 	// SaveProcess replaces the record with p if the recorded version is
-	// p.Version, and raises it; returns the new version. Everything of the change
-	// is committed with it.
+	// p.Version (else conflict, with the recorded one as detail "version"), and
+	// raises it; returns the new version. Everything of the change is committed
+	// with it. What identifies a process - request id, digest, workspace, run,
+	// target, box, generation, time of creation - never changes (invalid), nor does
+	// Spec. A raised fence must be p's own (invalid); lifting one that is lifted
+	// already, or a second receipt, is a conflict.
 	SaveProcess(ctx context.Context, p Process, c Change) (version int64, err error)
 	Process(ctx context.Context, s Scope, handle string) (Process, error)
 	ProcessByRequest(ctx context.Context, s Scope, run, requestID string) (Process, error)
 	Processes(ctx context.Context, s Scope, f ProcessFilter) ([]Process, error)
 
+	// Receipt returns the receipt of a process; who may see it the caller has
+	// decided by reading the process.
 	Receipt(ctx context.Context, handle string) (Receipt, error)
 	Fence(ctx context.Context, s Scope, id string) (Fence, error)
+	// Fences lists fences; with standing only those not lifted.
 	Fences(ctx context.Context, s Scope, standing bool, p Page) ([]Fence, error)
 
+	// AppendAudit records an act that changes nothing else in the ledger.
 	AppendAudit(ctx context.Context, a AuditEvent) error
-	Audit(ctx context.Context, workspace string, p Page) ([]AuditEvent, error) // "" is all
+	// Audit lists the acts in a workspace; "" is all of them.
+	Audit(ctx context.Context, workspace string, p Page) ([]AuditEvent, error)
+	// DeleteAuditBefore forgets acts older than t, and returns how many: the
+	// record would else grow for ever.
+	DeleteAuditBefore(ctx context.Context, t time.Time) (int, error)
 }

@@ -1,0 +1,258 @@
+package sqlite
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"strconv"
+
+	"github.com/stockade-run/stockade/internal/api"
+	"github.com/stockade-run/stockade/internal/errdefs"
+	"github.com/stockade-run/stockade/internal/store"
+)
+
+const (
+	processColumns = `handle, request_id, digest, workspace, run, target, box, generation, host_id, boot_id, version, state,
+		exit, cleanup, reason, close_asked, grace_ms, fence, receipt, stdin, log, log_gone, created, started, exited, closed, spec`
+	selectProcess = `SELECT ` + processColumns + ` FROM processes WHERE handle = ?`
+	processOfRun  = `run = ?`
+)
+
+func scanProcess(r row) (store.Process, error) {
+	var p store.Process
+	var digest []byte
+	var exit sql.NullString
+	var stdin, log string
+	var created int64
+	var closeAsked, started, exited, closed sql.NullInt64
+	if err := r.Scan(&p.Handle, &p.RequestID, &digest, &p.Workspace, &p.Run, &p.Target, &p.Box, &p.Generation, &p.HostID, &p.BootID,
+		&p.Version, &p.State, &exit, &p.Cleanup, &p.Reason, &closeAsked, &p.GraceMillis, &p.Fence, &p.Receipt, &stdin, &log, &p.LogGone,
+		&created, &started, &exited, &closed, &p.Spec); err != nil {
+		return p, err
+	}
+	copy(p.Digest[:], digest)
+	p.Created, p.Started, p.Exited, p.Closed, p.CloseAsked = timeOf(created), timeOrNil(started), timeOrNil(exited), timeOrNil(closed), timeOrNil(closeAsked)
+	if len(p.Spec) == 0 {
+		p.Spec = nil
+	}
+	if exit.Valid {
+		p.Exit = new(api.Exit)
+		if err := json.Unmarshal([]byte(exit.String), p.Exit); err != nil {
+			return p, err
+		}
+	}
+	return p, errors.Join(json.Unmarshal([]byte(stdin), &p.Stdin), json.Unmarshal([]byte(log), &p.Log))
+}
+
+// mutable is the form in which the changing part of a process is stored.
+type mutable struct{ exit, stdin, log any }
+
+func mutableOf(p *store.Process) (m mutable, err error) {
+	if p.Exit != nil {
+		if m.exit, err = toJSON(p.Exit); err != nil {
+			return m, err
+		}
+	}
+	if m.stdin, err = toJSON(p.Stdin); err != nil {
+		return m, err
+	}
+	m.log, err = toJSON(p.Log)
+	return m, err
+}
+
+// CreateProcess implements [store.Store].
+func (s *Store) CreateProcess(ctx context.Context, p store.Process, c store.Capacity, a store.AuditEvent) (store.Process, bool, error) {
+	if err := firstOf(p.Validate(), a.Validate()); err != nil {
+		return store.Process{}, false, err
+	}
+	if p.State != api.StateRequested && p.State != api.StateNeverStarted {
+		return store.Process{}, false, errdefs.New(errdefs.Invalid, "a new process is %s or %s, not %s", api.StateRequested, api.StateNeverStarted, p.State)
+	}
+	p.Version = 1
+	m, err := mutableOf(&p)
+	if err != nil {
+		return store.Process{}, false, err
+	}
+	var got store.Process
+	var created bool
+	err = s.change(ctx, "recording a process", func(t *tx) error {
+		got, created = store.Process{}, false
+		old, err := queryOne(ctx, t, scanProcess, `SELECT `+processColumns+` FROM processes WHERE run = ? AND request_id = ?`, p.Run, p.RequestID)
+		switch {
+		case err == nil && old.Workspace != p.Workspace:
+			return notFound("run", p.Run)
+		case err == nil:
+			got = old
+			return nil
+		case !errors.Is(err, sql.ErrNoRows):
+			return err
+		}
+		if err := t.mayStart(&p, c); err != nil {
+			return err
+		}
+		if err := t.insert("process", p.Handle, `INSERT INTO processes (`+processColumns+`, live) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
+			p.Handle, p.RequestID, p.Digest[:], p.Workspace, p.Run, p.Target, p.Box, p.Generation, p.HostID, p.BootID, p.Version, string(p.State),
+			m.exit, string(p.Cleanup), p.Reason, microsOrNull(p.CloseAsked), p.GraceMillis, p.Fence, p.Receipt, m.stdin, m.log, p.LogGone,
+			micros(p.Created), microsOrNull(p.Started), microsOrNull(p.Exited), microsOrNull(p.Closed), blob(p.Spec), p.Live()); err != nil {
+			return err
+		}
+		// A tombstone may name a box that is gone; there is then nothing to touch.
+		if err := t.touch(p.Box, p.Created); err != nil && !errdefs.Is(err, errdefs.NotFound) {
+			return err
+		}
+		got, created = truncated(p), true
+		return t.audit(a)
+	})
+	if err != nil {
+		return store.Process{}, false, err
+	}
+	return got, created, nil
+}
+
+// mayStart returns why p may not be recorded.
+func (t *tx) mayStart(p *store.Process, c store.Capacity) error {
+	r, err := queryOne(context.Background(), t, func(r row) (v store.Run, err error) {
+		return v, r.Scan(&v.Workspace, &v.Box, &v.Target, &v.State)
+	}, `SELECT workspace, box, target, state FROM runs WHERE id = ?`, p.Run)
+	switch {
+	case errors.Is(err, sql.ErrNoRows):
+		return notFound("run", p.Run)
+	case err != nil:
+		return err
+	case r.Workspace != p.Workspace:
+		return notFound("run", p.Run)
+	case r.State != api.RunActive:
+		return errdefs.New(errdefs.Conflict, "the run %s is %s, so nothing new starts in it", p.Run, r.State).WithNext("create a new run")
+	case p.State == api.StateNeverStarted:
+		return nil // a tombstone starts nothing
+	case r.Box != p.Box || r.Target != p.Target:
+		return errdefs.New(errdefs.Invalid, "the run %s is bound to the box %s on the target %q, not to %s on %q", p.Run, r.Box, r.Target, p.Box, p.Target)
+	}
+	if err := t.enabled(p.Target); err != nil {
+		return err
+	}
+	ctx := context.Background()
+	fence, err := queryOne(ctx, t, scanText, standingFor, p.Target, p.Box)
+	if err == nil {
+		return fenced(fence, "the box "+p.Box)
+	}
+	if !errors.Is(err, sql.ErrNoRows) {
+		return err
+	}
+	closing, err := queryOne(ctx, t, scanText, `SELECT handle FROM processes WHERE workspace = ? AND box = ? AND live = 1
+		AND state = 'closing' AND cleanup <> 'quiescent' LIMIT 1`, p.Workspace, p.Box)
+	if err == nil {
+		return errdefs.New(errdefs.Cancelling, "the process %s in the box %s is being stopped and its end is not proven yet", closing, p.Box).
+			WithNext("try again when it is closed").With("handle", closing)
+	}
+	if !errors.Is(err, sql.ErrNoRows) {
+		return err
+	}
+	if err := t.room("live processes on the target "+p.Target, "per_target", c.PerTarget,
+		`SELECT count(*) FROM processes WHERE target = ? AND live = 1`, p.Target); err != nil {
+		return err
+	}
+	if err := t.room("live processes in the workspace "+p.Workspace, "per_workspace", c.PerWorkspace,
+		`SELECT count(*) FROM processes WHERE workspace = ? AND live = 1`, p.Workspace); err != nil {
+		return err
+	}
+	return t.room("live processes in the run "+p.Run, "per_run", c.PerRun,
+		`SELECT count(*) FROM processes WHERE workspace = ? AND box = ? AND live = 1 AND run = ?`, p.Workspace, p.Box, p.Run)
+}
+
+// blob keeps an empty value from becoming NULL.
+func blob(b []byte) []byte {
+	if b == nil {
+		return []byte{}
+	}
+	return b
+}
+
+// truncated is p as it will be read back.
+func truncated(p store.Process) store.Process {
+	p.Created = truncate(p.Created)
+	p.CloseAsked, p.Started, p.Exited, p.Closed = truncateMaybe(p.CloseAsked), truncateMaybe(p.Started), truncateMaybe(p.Exited), truncateMaybe(p.Closed)
+	if len(p.Spec) == 0 {
+		p.Spec = nil
+	}
+	return p
+}
+
+// SaveProcess implements [store.Store].
+func (s *Store) SaveProcess(ctx context.Context, p store.Process, ch store.Change) (int64, error) {
+	if err := firstOf(p.Validate(), ch.Validate(&p)); err != nil {
+		return 0, err
+	}
+	m, err := mutableOf(&p)
+	if err != nil {
+		return 0, err
+	}
+	err = s.change(ctx, "saving a process", func(t *tx) error {
+		n, err := t.exec(`UPDATE processes SET host_id = ?, boot_id = ?, version = version + 1, state = ?, live = ?, exit = ?, cleanup = ?, reason = ?,
+			close_asked = ?, grace_ms = ?, fence = ?, receipt = ?, stdin = ?, log = ?, log_gone = ?, started = ?, exited = ?, closed = ?
+			WHERE handle = ? AND version = ? AND request_id = ? AND digest = ? AND workspace = ? AND run = ? AND target = ? AND box = ? AND generation = ? AND created = ?`,
+			p.HostID, p.BootID, string(p.State), p.Live(), m.exit, string(p.Cleanup), p.Reason,
+			microsOrNull(p.CloseAsked), p.GraceMillis, p.Fence, p.Receipt, m.stdin, m.log, p.LogGone, microsOrNull(p.Started), microsOrNull(p.Exited), microsOrNull(p.Closed),
+			p.Handle, p.Version, p.RequestID, p.Digest[:], p.Workspace, p.Run, p.Target, p.Box, p.Generation, micros(p.Created))
+		if err != nil {
+			return err
+		}
+		if n == 0 {
+			return t.notSaved(&p)
+		}
+		return t.apply(&p, ch)
+	})
+	if err != nil {
+		return 0, err
+	}
+	return p.Version + 1, nil
+}
+
+// notSaved says why no record matched.
+func (t *tx) notSaved(p *store.Process) error {
+	old, err := queryOne(context.Background(), t, scanProcess, selectProcess, p.Handle)
+	switch {
+	case errors.Is(err, sql.ErrNoRows):
+		return notFound("process", p.Handle)
+	case err != nil:
+		return err
+	case old.Version != p.Version:
+		return errdefs.New(errdefs.Conflict, "the process %s was changed meanwhile: it has version %d, not %d", p.Handle, old.Version, p.Version).
+			WithNext("read it again").With("version", strconv.FormatInt(old.Version, 10))
+	}
+	return errdefs.New(errdefs.Invalid, "a save of the process %s would change what identifies it", p.Handle)
+}
+
+// Process implements [store.Store].
+func (s *Store) Process(ctx context.Context, sc store.Scope, handle string) (store.Process, error) {
+	c := clause{sql: "handle = ?", args: []any{handle}}.and(scoped(sc, processOfRun))
+	return get(ctx, s, "process", handle, scanProcess, `SELECT `+processColumns+` FROM processes`+c.where(), c.args...)
+}
+
+// ProcessByRequest implements [store.Store].
+func (s *Store) ProcessByRequest(ctx context.Context, sc store.Scope, run, requestID string) (store.Process, error) {
+	c := clause{sql: "run = ? AND request_id = ?", args: []any{run, requestID}}.and(scoped(sc, processOfRun))
+	return get(ctx, s, "process with the request id", requestID, scanProcess, `SELECT `+processColumns+` FROM processes`+c.where(), c.args...)
+}
+
+// Processes implements [store.Store].
+func (s *Store) Processes(ctx context.Context, sc store.Scope, f store.ProcessFilter) ([]store.Process, error) {
+	var where clause
+	if f.Box != "" {
+		where = where.and(clause{sql: "box = ?", args: []any{f.Box}})
+	}
+	if f.Target != "" {
+		where = where.and(clause{sql: "target = ?", args: []any{f.Target}})
+	}
+	if f.Live {
+		where = where.and(clause{sql: "live = 1"})
+	}
+	if !f.ClosedBefore.IsZero() {
+		where = where.and(clause{sql: "closed < ?", args: []any{micros(f.ClosedBefore)}})
+	}
+	if f.LogKept {
+		where = where.and(clause{sql: "log_gone = 0"})
+	}
+	return list(ctx, s, "process", "processes", processColumns, scoped(sc, processOfRun), where, f.Page, scanProcess)
+}
