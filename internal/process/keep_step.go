@@ -47,18 +47,14 @@ func KeepStep(s KeepState, ev KeepEvent, now time.Time) (KeepState, []KeepEffect
 		k.Armed = time.Time{} // it has fired: whatever is still wanted is armed anew
 		k.tick()
 	case LeaseRead:
-		k.LeaseAsked = false
-		k.LeaseUntil = e.Until
-		if !e.Until.After(now) && k.Begun {
-			k.stop(CauseLease, "", KeepGrace)
-		}
+		k.lease(e)
 	case OOMRead:
 		if k.Reaped && !k.OOMDone {
 			k.OOMDone, k.OOMKills = true, max(e.Kills, 0)
 		}
 	case Emptied:
 		if k.Stage == StageEnding && !k.Checked {
-			k.Checked, k.EmptyAt, k.Unproven = true, now, ""
+			k.checked(now, "")
 		}
 	case NotEmpty:
 		k.notEmpty(e)
@@ -74,6 +70,9 @@ func KeepStep(s KeepState, ev KeepEvent, now time.Time) (KeepState, []KeepEffect
 		if k.Recording {
 			k.Recording, k.RecordAt = false, now.Add(KeepRetry)
 		}
+	}
+	if k.Drained && k.ReportDone {
+		k.DrainBy = time.Time{}
 	}
 	k.record()
 	k.arm()
@@ -144,6 +143,7 @@ func (k *keeper) reaped(e Reaped) {
 func (k *keeper) ending() {
 	k.Phase, k.Stage = wire.PhaseStopping, StageEnding
 	k.EndedAt, k.KillAt = k.now, time.Time{}
+	k.unlimit()
 	k.DrainBy, k.ProofBy = k.now.Add(KeepDrain), k.now.Add(KeepProof)
 	k.do(LiftCap{}, CheckEmpty{})
 }
@@ -162,6 +162,7 @@ func (k *keeper) stop(cause Cause, reason string, grace time.Duration) {
 			return
 		}
 		k.Phase, k.KillAt = wire.PhaseStopping, killAt
+		k.unlimit()
 		if !k.StartedAt.IsZero() {
 			k.signal()
 		}
@@ -173,6 +174,30 @@ func (k *keeper) stop(cause Cause, reason string, grace time.Duration) {
 			k.kill()
 		}
 	}
+}
+
+// unlimit ends the watch over deadline and lease: the stop has begun.
+func (k *keeper) unlimit() {
+	k.DeadlineAt, k.LeaseUntil, k.LeaseAsked = time.Time{}, time.Time{}, false
+}
+
+// lease takes what the lease file says. It matters only while nothing else stops
+// the process.
+func (k *keeper) lease(e LeaseRead) {
+	if k.Phase != wire.PhaseStarting && k.Phase != wire.PhaseRunning || k.LeaseUntil.IsZero() {
+		return
+	}
+	k.LeaseUntil, k.LeaseAsked = e.Until, false
+	if !e.Until.After(k.now) {
+		k.stop(CauseLease, "", KeepGrace)
+	}
+}
+
+// checked ends the empty check, with the time of the proof or the reason why
+// there is none.
+func (k *keeper) checked(at time.Time, unproven string) {
+	k.Checked, k.EmptyAt, k.Unproven = true, at, unproven
+	k.RecheckAt, k.ProofBy = time.Time{}, time.Time{}
 }
 
 // neverStarted ends a process that was closed before it began: a tombstone.
@@ -203,11 +228,11 @@ func (k *keeper) notEmpty(e NotEmpty) {
 	if k.Stage != StageEnding || k.Checked {
 		return
 	}
-	k.Unproven = e.Detail
 	if k.due(k.ProofBy) {
-		k.Checked = true
+		k.checked(time.Time{}, e.Detail)
 		return
 	}
+	k.Unproven = e.Detail
 	k.RecheckAt = k.now.Add(KeepRecheck)
 	k.do(KillTree{})
 }
@@ -220,10 +245,8 @@ func (k *keeper) tick() {
 		}
 		if k.due(k.DrainBy) {
 			k.DrainBy = time.Time{}
-			if !k.Drained || !k.ReportDone {
-				k.ReportDone = true // a report after this is not believed
-				k.do(CutPipes{})
-			}
+			k.ReportDone = true // a report after this is not believed
+			k.do(CutPipes{})
 		}
 		if k.due(k.RecordAt) {
 			k.RecordAt = time.Time{}
@@ -243,7 +266,7 @@ func (k *keeper) tick() {
 	switch {
 	case k.due(k.DeadlineAt):
 		k.stop(CauseDeadline, "", KeepGrace)
-	case k.Begun && k.due(k.LeaseUntil) && !k.LeaseAsked:
+	case k.due(k.LeaseUntil) && !k.LeaseAsked:
 		// The file may say more than the keeper last heard of it.
 		k.LeaseAsked = true
 		k.do(ReadLease{})
@@ -278,14 +301,7 @@ func (s KeepState) wanted() []time.Time {
 	case s.Phase == wire.PhaseEnded:
 		return nil
 	case s.Stage == StageEnding:
-		w := []time.Time{s.RecordAt}
-		if !s.Checked {
-			w = append(w, s.RecheckAt)
-		}
-		if s.Begun && (!s.Drained || !s.ReportDone) {
-			w = append(w, s.DrainBy)
-		}
-		return w
+		return []time.Time{s.RecordAt, s.RecheckAt, s.DrainBy}
 	case s.Phase == wire.PhaseStopping:
 		if s.StartedAt.IsZero() {
 			return nil // LaunchContainer is bounded and answers
@@ -296,11 +312,10 @@ func (s KeepState) wanted() []time.Time {
 		}
 		return w
 	}
-	w := []time.Time{s.DeadlineAt}
-	if s.Begun && !s.LeaseAsked {
-		w = append(w, s.LeaseUntil)
+	if s.LeaseAsked {
+		return []time.Time{s.DeadlineAt}
 	}
-	return w
+	return []time.Time{s.DeadlineAt, s.LeaseUntil}
 }
 
 // arm orders one timer for the earliest wanted time, when that changed.
