@@ -43,17 +43,16 @@ func (c *Client) ProcessByRequest(ctx context.Context, requestID string) (*Proce
 
 // ProcessFilter selects processes. Zero fields select all.
 type ProcessFilter struct {
-	Box    string
-	Target string
-	Run    string
-	Live   bool // only those that may still be running
-	Page   Page
+	Run  string
+	Box  string
+	Live bool // only those that may still be running
+	Page Page
 }
 
 // Processes lists processes, newest first.
 func (c *Client) Processes(ctx context.Context, f ProcessFilter) (List[ProcessInfo], error) {
 	q := f.Page.query()
-	for k, v := range map[string]string{"box": f.Box, "target": f.Target, "run": f.Run} {
+	for k, v := range map[string]string{"run": f.Run, "box": f.Box} {
 		if v != "" {
 			q.Set(k, v)
 		}

@@ -213,8 +213,8 @@ func (c *Client) Keys(ctx context.Context, workspace string, p Page) (List[Key],
 }
 
 // RevokeKey makes a key worthless, at once and for ever (admin).
-func (c *Client) RevokeKey(ctx context.Context, id string) error {
-	return doNone(ctx, c, call{method: http.MethodDelete, path: "/v1/keys/" + seg(id), safe: true}, nil)
+func (c *Client) RevokeKey(ctx context.Context, id string) (Key, error) {
+	return doJSON[Key](ctx, c, call{method: http.MethodDelete, path: "/v1/keys/" + seg(id), safe: true}, nil)
 }
 
 // Audit lists recorded acts, newest first. An admin may leave the workspace

@@ -8,15 +8,17 @@ import (
 	"github.com/stockade-run/stockade/internal/errdefs"
 )
 
-// writePiece is the most one request carries when the server has named no limit.
+// writePiece is the most one write carries: a quarter of the window, so that the
+// child has something to read while the next one travels.
 const writePiece = 256 << 10
 
 // Stdin writes the input of a process. Write blocks while the child does not
 // read; Close writes the end of the input. It may be used from many goroutines,
 // whose writes do not mix.
 type Stdin struct {
-	p   *Process
-	ctx context.Context //nolint:containedctx // io.Writer has no room for one
+	write func(ctx context.Context, offset int64, data []byte, eof bool) (StdinState, error)
+	piece int
+	ctx   context.Context //nolint:containedctx // io.Writer has no room for one
 
 	mu     sync.Mutex
 	offset int64
@@ -30,7 +32,15 @@ func (p *Process) Stdin(ctx context.Context) *Stdin { return p.StdinAt(ctx, p.in
 // StdinAt returns a writer that starts at an offset. A caller that repeats its
 // whole input after a crash starts at 0: what was accepted already is skipped.
 func (p *Process) StdinAt(ctx context.Context, offset int64) *Stdin {
-	return &Stdin{p: p, ctx: ctx, offset: offset}
+	return &Stdin{write: p.Write, piece: p.piece(), ctx: ctx, offset: offset}
+}
+
+// piece is how much one write carries.
+func (p *Process) piece() int {
+	if n := p.info.IO.MaxWriteBytes; n > 0 {
+		return int(min(n, writePiece))
+	}
+	return writePiece
 }
 
 // Offset is the number of input bytes before the next one.
@@ -47,13 +57,9 @@ func (s *Stdin) Write(b []byte) (int, error) {
 	if s.closed {
 		return 0, errdefs.New(Conflict, "the input was closed at offset %d", s.offset)
 	}
-	piece := int(s.p.info.IO.MaxWriteBytes)
-	if piece <= 0 {
-		piece = writePiece
-	}
 	done := 0
 	for done < len(b) {
-		n, _, err := s.push(b[done:min(len(b), done+piece)], false)
+		n, _, err := s.push(b[done:min(len(b), done+s.piece)], false)
 		done += n
 		if err != nil {
 			return done, err
@@ -85,7 +91,7 @@ func (s *Stdin) Close() error {
 func (s *Stdin) push(b []byte, eof bool) (int, StdinState, error) {
 	delay := 2 * time.Millisecond
 	for {
-		st, err := s.p.Write(s.ctx, s.offset, b, eof)
+		st, err := s.write(s.ctx, s.offset, b, eof)
 		if err == nil {
 			n := int(min(max(st.Accepted-s.offset, 0), int64(len(b))))
 			s.offset += int64(n)

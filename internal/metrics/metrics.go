@@ -44,6 +44,9 @@ type Metrics struct {
 	targetBoxes *prometheus.GaugeVec
 	targetProcs *prometheus.GaugeVec
 	targetFence *prometheus.GaugeVec
+	owners      prometheus.Gauge
+	unheard     prometheus.Gauge
+	streams     prometheus.Gauge
 }
 
 // New makes an empty set. The version appears as the label of stockade_info.
@@ -87,13 +90,19 @@ func New(version string) *Metrics {
 			Help: "Live processes of the target."}, []string{"target"}),
 		targetFence: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "stockade_target_fences",
 			Help: "Standing fences of the target."}, []string{"target"}),
+		owners: prometheus.NewGauge(prometheus.GaugeOpts{Name: "stockade_processes_owned",
+			Help: "Processes the broker owns now: those that may be running, and fenced ones."}),
+		unheard: prometheus.NewGauge(prometheus.GaugeOpts{Name: "stockade_processes_unclassified",
+			Help: "Of the owned processes, those not heard of since this server started."}),
+		streams: prometheus.NewGauge(prometheus.GaugeOpts{Name: "stockade_log_readers",
+			Help: "Calls that read a log now."}),
 	}
 	info := prometheus.NewGauge(prometheus.GaugeOpts{Name: "stockade_info", Help: "Always 1.",
 		ConstLabels: prometheus.Labels{"version": version}})
 	info.Set(1)
 	m.registry.MustRegister(info, m.requests, m.durations, m.inFlight, m.attached, m.opens, m.openTime, m.closes,
 		m.closeTime, m.fences, m.bytesIn, m.bytesOut, m.commits, m.commitTime, m.processes, m.targetUp,
-		m.targetBoxes, m.targetProcs, m.targetFence,
+		m.targetBoxes, m.targetProcs, m.targetFence, m.owners, m.unheard, m.streams,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
@@ -235,4 +244,14 @@ func (m *Metrics) SetTargets(targets []api.Target) {
 		m.targetProcs.WithLabelValues(t.Name).Set(float64(t.Processes))
 		m.targetFence.WithLabelValues(t.Name).Set(float64(t.Fences))
 	}
+}
+
+// SetBroker replaces what is shown of the broker.
+func (m *Metrics) SetBroker(owners, unclassified, streams int) {
+	if m == nil {
+		return
+	}
+	m.owners.Set(float64(owners))
+	m.unheard.Set(float64(unclassified))
+	m.streams.Set(float64(streams))
 }
