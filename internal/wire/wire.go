@@ -54,7 +54,8 @@ type HostInfo struct {
 	BootID   string    `json:"boot_id"`
 	Protocol int       `json:"protocol"`
 	Version  string    `json:"version"`
-	Runtime  string    `json:"runtime"` // "runc 1.1.5"
+	Digest   string    `json:"digest,omitempty"` // of the program and arguments it was started with, as its starter gave it
+	Runtime  string    `json:"runtime"`          // "runc 1.1.5"
 	Started  time.Time `json:"started"`
 	Problems []string  `json:"problems,omitempty"` // missing features, by name
 }
