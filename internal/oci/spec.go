@@ -22,9 +22,10 @@ const (
 // UIDBase to UIDBase+IDRange-1 outside.
 const IDRange = 65536
 
-// Open files of a process, soft and hard. Some programs close every possible
-// descriptor one by one at start, so it is not the kernel's million.
-const maxFiles = 65536
+// MaxFiles is how many open files a process should have, soft and hard. Some
+// programs close every possible descriptor one by one at start, so it is not
+// the kernel's million.
+const MaxFiles = 65536
 
 // shmBytes is the size of /dev/shm: the 64 MiB that programs know from Docker.
 const shmBytes = 64 << 20
@@ -48,9 +49,10 @@ type Container struct {
 	UIDBase uint32        // first of the box's IDRange user and group ids outside
 	Cgroup  string        // absolute path below every hierarchy
 
-	TmpBytes  int64 // size of /tmp; its pages count as memory of the process
-	SwapLimit bool  // the kernel can limit memory and swap together
-	DeepRO    bool  // the runtime knows the mount option "rro"
+	Files     uint64 // open files: MaxFiles, or less where the machine allows no more
+	TmpBytes  int64  // size of /tmp; its pages count as memory of the process
+	SwapLimit bool   // the kernel can limit memory and swap together
+	DeepRO    bool   // the runtime knows the mount option "rro"
 	Seccomp   *specs.LinuxSeccomp
 }
 
@@ -104,7 +106,7 @@ func process(c Container) *specs.Process {
 		OOMScoreAdj:     &oom,
 		Rlimits: []specs.POSIXRlimit{
 			{Type: "RLIMIT_CORE", Hard: 0, Soft: 0},
-			{Type: "RLIMIT_NOFILE", Hard: maxFiles, Soft: maxFiles},
+			{Type: "RLIMIT_NOFILE", Hard: c.Files, Soft: c.Files},
 		},
 	}
 	if c.Proc.PTY != nil {

@@ -29,6 +29,9 @@ type ExtractOptions struct {
 	// Perm returns the permission bits of an entry; nil is those of the archive.
 	// Set-user-id, set-group-id and sticky bits are dropped in any case.
 	Perm func(*tar.Header) fs.FileMode
+	// Check may refuse an entry by its cleaned name, relative to root; nil takes
+	// all.
+	Check func(name string) error
 }
 
 // Extract reads an archive to its end and makes its entries below root. Missing
@@ -105,6 +108,11 @@ func (x *extraction) entry(ctx context.Context, h *tar.Header, content io.Reader
 	name, err := cleanName(h.Name)
 	if err != nil {
 		return err
+	}
+	if x.opt.Check != nil {
+		if err := x.opt.Check(name); err != nil {
+			return err
+		}
 	}
 	if name, err = x.parents(name); err != nil {
 		return err

@@ -1,0 +1,231 @@
+package boxhost
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/stockade-run/stockade/internal/errdefs"
+	"github.com/stockade-run/stockade/internal/netns"
+)
+
+// Remove takes a box away with everything in it. While a process lives in it, or
+// files go in or out, it is a conflict. An interrupted removal is finished by
+// calling it again.
+func (m *Manager) Remove(ctx context.Context, id string) error {
+	b, err := m.hold(id)
+	if err != nil {
+		return err
+	}
+	defer b.mu.Unlock()
+	if n := m.cfg.Live(id); n > 0 {
+		return errdefs.New(errdefs.Conflict, "%d processes live in box %s", n, id).WithNext("close them first").With("processes", fmt.Sprint(n))
+	}
+	if !b.files.TryLock() {
+		return errdefs.New(errdefs.Conflict, "files are being copied in or out of box %s", id).WithNext("try again when that has ended")
+	}
+	defer b.files.Unlock()
+	if some, err := m.group(id).Populated(); err != nil {
+		return err
+	} else if some {
+		return errdefs.New(errdefs.Conflict, "the control group of box %s holds processes that are not on record", id).
+			WithNext("look at them in %s/%s, and end them", m.cfg.CgroupParent, id)
+	}
+	if !b.rec.Removing {
+		rec := b.rec
+		rec.Removing = true
+		if err := m.mark(b, rec); err != nil {
+			return err
+		}
+	}
+	return m.destroy(context.WithoutCancel(ctx), b)
+}
+
+// mark records a box's new state before anything is done about it.
+func (m *Manager) mark(b *box, rec record) error {
+	m.mu.Lock()
+	old := b.rec
+	b.rec = rec
+	m.mu.Unlock()
+	if err := m.record(b); err != nil {
+		m.mu.Lock()
+		b.rec = old
+		m.mu.Unlock()
+		return err
+	}
+	return nil
+}
+
+// destroy takes away whatever there is of a box, the record last, and forgets
+// it. The caller holds b.mu.
+func (m *Manager) destroy(ctx context.Context, b *box) error {
+	if err := m.group(b.id).Remove(ctx); err != nil {
+		return err
+	}
+	if err := m.discard(b.id); err != nil {
+		return err
+	}
+	m.mu.Lock()
+	delete(m.boxes, b.id)
+	m.mu.Unlock()
+	b.gone = true
+	return nil
+}
+
+// discard deletes the directories of a box, and first what is mounted there.
+func (m *Manager) discard(id string) error {
+	dir := m.boxDir(id)
+	if err := netns.Remove(m.NetNS(id)); err != nil {
+		return err
+	}
+	pins, err := os.ReadDir(filepath.Join(dir, "mnt"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("look for the mounts of a box: %w", err)
+	}
+	for _, p := range pins {
+		if err := unpin(filepath.Join(dir, "mnt", p.Name())); err != nil {
+			return err
+		}
+	}
+	if m.roots != "" {
+		if err := removeTree(filepath.Join(m.roots, id)); err != nil {
+			return err
+		}
+		os.Remove(m.roots) // the last one
+	}
+	ents, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("read a box's directory: %w", err)
+	}
+	for _, e := range ents {
+		if e.Name() == recordFile {
+			continue
+		}
+		if err := removeTree(filepath.Join(dir, e.Name())); err != nil {
+			return err
+		}
+	}
+	if err := removeTree(dir); err != nil {
+		return err
+	}
+	return syncDir(m.boxesDir())
+}
+
+// removeDepth is how many directories deep removeTree goes with one descriptor
+// each; what is deeper is moved up first.
+const removeDepth = 64
+
+// removeTree deletes a path and everything below it. It follows no link, never
+// enters another mount, and copes with trees of any depth and with directories
+// that forbid everything. A path that does not exist is deleted. Nobody else may
+// change the tree meanwhile.
+func removeTree(path string) error {
+	parent, err := unix.Open(filepath.Dir(path), unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("delete %s: %w", path, err)
+	}
+	defer unix.Close(parent)
+	r := remover{top: parent, prefix: ".deep-" + filepath.Base(path) + "-"}
+	if len(r.prefix) > 200 {
+		r.prefix = ".deep-"
+	}
+	if r.mount, err = mountID(parent, ""); err == nil {
+		err = r.remove(parent, filepath.Base(path), 0)
+	}
+	// What was moved up lies beside the path now; it may grow while it is deleted.
+	for i := 0; err == nil && i < r.moved; i++ {
+		err = r.remove(parent, fmt.Sprint(r.prefix, i), 0)
+	}
+	if err != nil {
+		return fmt.Errorf("delete %s: %w", path, err)
+	}
+	return nil
+}
+
+type remover struct {
+	top    int    // directory that holds the tree
+	mount  uint64 // its mount
+	prefix string // of what is moved up into top
+	moved  int
+}
+
+var errOtherMount = errors.New("something is mounted there")
+
+func mountID(dir int, name string) (uint64, error) {
+	flags := unix.AT_SYMLINK_NOFOLLOW | unix.AT_NO_AUTOMOUNT
+	if name == "" {
+		flags |= unix.AT_EMPTY_PATH
+	}
+	var st unix.Statx_t
+	if err := unix.Statx(dir, name, flags, unix.STATX_MNT_ID, &st); err != nil {
+		return 0, err
+	}
+	if st.Mask&unix.STATX_MNT_ID == 0 {
+		return 0, nil // before Linux 5.8: unlink and rmdir refuse a mount point anyway
+	}
+	return st.Mnt_id, nil
+}
+
+func (r *remover) remove(dir int, name string, depth int) error {
+	err := unix.Unlinkat(dir, name, 0)
+	if err == nil || errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+	// Unlinking a directory is EISDIR on Linux; EPERM is POSIX's word for it.
+	if !errors.Is(err, unix.EISDIR) && !errors.Is(err, unix.EPERM) {
+		return err
+	}
+	if err := unix.Unlinkat(dir, name, unix.AT_REMOVEDIR); err == nil {
+		return nil
+	}
+	if id, err := mountID(dir, name); err != nil {
+		return err
+	} else if id != r.mount {
+		return fmt.Errorf("%s: %w", name, errOtherMount)
+	}
+	if depth >= removeDepth {
+		to := fmt.Sprint(r.prefix, r.moved)
+		if err := unix.Renameat(dir, name, r.top, to); err != nil {
+			return err
+		}
+		r.moved++
+		return nil
+	}
+	fd, err := unix.Openat(dir, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	f := os.NewFile(uintptr(fd), name)
+	defer f.Close()
+	for {
+		names, err := f.Readdirnames(1024)
+		for _, n := range names {
+			if err := r.remove(fd, n, depth+1); err != nil {
+				return err
+			}
+		}
+		if err == io.EOF || err == nil && len(names) == 0 {
+			break
+		}
+		if err != nil {
+			return err
+		}
+		// Deleting while listing may make some file systems skip entries.
+		if _, err := f.Seek(0, io.SeekStart); err != nil {
+			return err
+		}
+	}
+	return unix.Unlinkat(dir, name, unix.AT_REMOVEDIR)
+}
