@@ -33,7 +33,7 @@ func Serve(ctx context.Context, cfg Config) error {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
 	a := &agent{cfg: cfg, stop: make(chan struct{}), ready: make(chan struct{}), sessions: map[acp.SessionId]session{}}
-	a.conn = acp.NewAgentSideConnection(a, cfg.Out, cfg.In)
+	a.conn = acp.NewAgentSideConnection(a, cfg.Out, &held{cfg.In, a.ready})
 	a.conn.SetLogger(cfg.Logger)
 	close(a.ready)
 	var err error
@@ -50,6 +50,18 @@ func Serve(ctx context.Context, cfg Config) error {
 	return err
 }
 
+// held is a reader that waits until it may begin: the SDK starts to read before
+// its connection is set up.
+type held struct {
+	io.Reader
+	begin <-chan struct{}
+}
+
+func (h *held) Read(p []byte) (int, error) {
+	<-h.begin
+	return h.Reader.Read(p)
+}
+
 // session is one conversation.
 type session struct {
 	dir    string
@@ -60,7 +72,7 @@ type session struct {
 type agent struct {
 	cfg   Config
 	conn  *acp.AgentSideConnection
-	ready chan struct{} // closed when conn is set
+	ready chan struct{} // closed when conn is set up; nothing is read before
 	stop  chan struct{} // closed when Serve ends
 
 	mu       sync.Mutex
@@ -113,7 +125,6 @@ func (a *agent) NewSession(_ context.Context, p acp.NewSessionRequest) (acp.NewS
 }
 
 func (a *agent) Prompt(ctx context.Context, p acp.PromptRequest) (acp.PromptResponse, error) {
-	<-a.ready
 	a.mu.Lock()
 	s, ok := a.sessions[p.SessionId]
 	if !ok || a.stopped {

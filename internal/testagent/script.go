@@ -24,7 +24,8 @@ type Script struct {
 type Step struct {
 	Think string `json:"think,omitempty"`
 	Say   string `json:"say,omitempty"`
-	// Noise says so many bytes of text that looks random, and is the same each time.
+	// Noise says so many bytes of text that looks random, as fast as it can. It is
+	// the same each time.
 	Noise int64 `json:"noise,omitempty"`
 	// Read shows a file.
 	Read string `json:"read,omitempty"`

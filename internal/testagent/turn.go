@@ -21,8 +21,12 @@ import (
 // maxShown bounds how much of a file or of a command's output is reported.
 const maxShown = 64 << 10
 
-// noiseSeed makes Noise the same each time.
-const noiseSeed = 7
+// Noise comes in parts of noisePiece bytes, from a seed, so that it is the same
+// each time.
+const (
+	noisePiece = 1024
+	noiseSeed  = 7
+)
 
 // turn plays the script once.
 type turn struct {
@@ -49,7 +53,7 @@ func (t *turn) step(ctx context.Context, s Step) error {
 	case s.Say != "":
 		return t.stream(ctx, pieces(s.Say+"\n", t.script.piece()), acp.UpdateAgentMessageText)
 	case s.Noise > 0:
-		return t.stream(ctx, noise(s.Noise, t.script.piece()), acp.UpdateAgentMessageText)
+		return t.noise(ctx, s.Noise)
 	case s.Read != "":
 		return t.read(ctx, s.Read)
 	case s.Edit != nil:
@@ -92,6 +96,19 @@ func noise(total int64, n int) iter.Seq[string] {
 			}
 		}
 	}
+}
+
+// noise sends text as fast as it is taken.
+func (t *turn) noise(ctx context.Context, total int64) error {
+	for p := range noise(total, noisePiece) {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err := t.update(ctx, acp.UpdateAgentMessageText(p)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // stream sends text part by part at the script's pace.
