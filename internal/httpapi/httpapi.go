@@ -5,7 +5,9 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"mime"
@@ -73,13 +75,14 @@ type Config struct {
 
 // Handler is the API. It is an http.Handler; see Shutdown for how it ends.
 type Handler struct {
-	cfg    Config
-	log    *slog.Logger
-	mux    *http.ServeMux
-	routes map[string]*route // by ServeMux pattern
-	order  []*route
-	doc    []byte // the OpenAPI document
-	page   []byte // the docs page
+	cfg     Config
+	log     *slog.Logger
+	mux     *http.ServeMux
+	routes  map[string]*route // by ServeMux pattern
+	order   []*route
+	schemas map[string]*huma.Schema // the shapes of the document
+	doc     []byte                  // the OpenAPI document
+	page    []byte                  // the docs page
 
 	closing context.Context // ended by Shutdown
 	close   context.CancelFunc
@@ -100,6 +103,7 @@ func New(cfg Config) *Handler {
 	h.closing, h.close = context.WithCancel(context.Background())
 	b := newBuilder(h)
 	h.register(b)
+	h.schemas = b.api.OpenAPI().Components.Schemas.Map()
 	h.doc, h.page = b.finish()
 	return h
 }
@@ -291,13 +295,24 @@ func (h *Handler) admitBody(w http.ResponseWriter, r *http.Request, rt *route) e
 		return err
 	}
 	if rt.media == jsonMedia && len(b) > 0 {
-		if err := checkJSON(b); err != nil {
-			return errdefs.New(errdefs.Invalid, "%v", err)
+		if err := h.checkJSONBody(rt, b); err != nil {
+			return errdefs.New(errdefs.Invalid, "%v", err).WithNext("see /docs for what this operation takes")
 		}
 	}
 	r.Body = &memory{Reader: bytes.NewReader(b), b: b}
 	r.ContentLength = int64(len(b))
 	return nil
+}
+
+func (h *Handler) checkJSONBody(rt *route, b []byte) error {
+	if err := checkJSON(b); err != nil {
+		return err
+	}
+	var v any
+	if err := json.Unmarshal(b, &v); err != nil {
+		return fmt.Errorf("the body is not JSON: %w", err)
+	}
+	return checkNames(h.schemas, rt.op.RequestBody.Content[jsonMedia].Schema, v)
 }
 
 // memory is a body that was read already.

@@ -11,16 +11,16 @@ import (
 )
 
 func (h *Handler) registerImages(b *builder) {
-	type targetIn struct {
+	type TargetIn struct {
 		Target string `query:"target" maxLength:"128" doc:"Default: the local box target."`
 	}
 	jsonOp(b, spec{id: "list-images", method: http.MethodGet, path: "/v1/images", action: authz.ImageRead, tag: "images",
 		summary: "List images", description: "The images a target has.", errors: []errdefs.Code{errdefs.NotFound}},
-		func(ctx context.Context, p authz.Principal, in *targetIn) (*answer[api.List[api.Image]], error) {
+		func(ctx context.Context, p authz.Principal, in *TargetIn) (*answer[api.List[api.Image]], error) {
 			return replyList(h.cfg.Boxes.Images(ctx, p, in.Target))
 		})
 	type removeIn struct {
-		targetIn
+		TargetIn
 		Ref string `query:"ref" required:"true" minLength:"1" maxLength:"512" doc:"The image's digest, or one of its names."`
 	}
 	jsonOp(b, spec{id: "remove-image", method: http.MethodDelete, path: "/v1/images", action: authz.ImageRemove, tag: "images",

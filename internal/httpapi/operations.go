@@ -72,18 +72,22 @@ func replyList[T any](l api.List[T], err error) (*answer[api.List[T]], error) {
 // nothing is the input or output of an operation that has none.
 type nothing struct{}
 
-type pageIn struct {
+// PageIn, HandleIn and IDIn are parts of inputs, exported because huma looks only
+// into exported embedded fields.
+type PageIn struct {
 	Limit int    `query:"limit" minimum:"1" maximum:"1000" default:"100" doc:"Most records on this page."`
 	After string `query:"after" maxLength:"256" doc:"The next of the page before."`
 }
 
-func (p pageIn) page() store.Page { return store.Page{Limit: p.Limit, After: p.After} }
+func (p PageIn) page() store.Page { return store.Page{Limit: p.Limit, After: p.After} }
 
-type handleIn struct {
+// HandleIn names a process.
+type HandleIn struct {
 	Handle string `path:"handle" doc:"The process's handle."`
 }
 
-type idIn struct {
+// IDIn names a record.
+type IDIn struct {
 	ID string `path:"id" doc:"The record's id."`
 }
 
@@ -98,17 +102,17 @@ func (h *Handler) registerRuns(b *builder) {
 		})
 	jsonOp(b, spec{id: "list-runs", method: http.MethodGet, path: "/v1/runs", action: authz.RunList, tag: "runs",
 		summary: "List runs", description: "The runs the credential may see."},
-		func(ctx context.Context, p authz.Principal, in *pageIn) (*answer[api.List[api.Run]], error) {
+		func(ctx context.Context, p authz.Principal, in *PageIn) (*answer[api.List[api.Run]], error) {
 			return replyList(h.cfg.Broker.Runs(ctx, p, in.page()))
 		})
 	jsonOp(b, spec{id: "get-run", method: http.MethodGet, path: "/v1/runs/{id}", action: authz.RunRead, tag: "runs",
 		summary: "Get a run", description: "One run, with what went through its model routes.",
 		errors: []errdefs.Code{errdefs.NotFound}},
-		func(ctx context.Context, p authz.Principal, in *idIn) (*answer[api.Run], error) {
+		func(ctx context.Context, p authz.Principal, in *IDIn) (*answer[api.Run], error) {
 			return reply(h.cfg.Broker.Run(ctx, p, in.ID))
 		})
 	type finishIn struct {
-		idIn
+		IDIn
 		Body api.FinishRequest
 	}
 	jsonOp(b, spec{id: "finish-run", method: http.MethodPost, path: "/v1/runs/{id}/finish", action: authz.RunFinish, tag: "runs",
@@ -135,25 +139,25 @@ func (h *Handler) registerBoxes(b *builder) {
 		})
 	jsonOp(b, spec{id: "list-boxes", method: http.MethodGet, path: "/v1/boxes", action: authz.BoxRead, tag: "boxes",
 		summary: "List boxes", description: "The boxes of the workspace; an admin sees all."},
-		func(ctx context.Context, p authz.Principal, in *pageIn) (*answer[api.List[api.Box]], error) {
+		func(ctx context.Context, p authz.Principal, in *PageIn) (*answer[api.List[api.Box]], error) {
 			return replyList(h.cfg.Boxes.List(ctx, p, in.page()))
 		})
 	jsonOp(b, spec{id: "get-box", method: http.MethodGet, path: "/v1/boxes/{id}", action: authz.BoxRead, tag: "boxes",
 		summary: "Get a box", description: "One box.", errors: []errdefs.Code{errdefs.NotFound}},
-		func(ctx context.Context, p authz.Principal, in *idIn) (*answer[api.Box], error) {
+		func(ctx context.Context, p authz.Principal, in *IDIn) (*answer[api.Box], error) {
 			return reply(h.cfg.Boxes.Get(ctx, p, in.ID))
 		})
 	jsonOp(b, spec{id: "remove-box", method: http.MethodDelete, path: "/v1/boxes/{id}", action: authz.BoxRemove, tag: "boxes",
 		summary:     "Remove a box",
 		description: "Removes the box with its volumes. A conflict while a process or an active run is in it.",
 		errors:      []errdefs.Code{errdefs.NotFound, errdefs.Conflict, errdefs.Fenced, errdefs.Indeterminate}},
-		func(ctx context.Context, p authz.Principal, in *idIn) (*nothing, error) {
+		func(ctx context.Context, p authz.Principal, in *IDIn) (*nothing, error) {
 			return nil, h.cfg.Boxes.Remove(ctx, p, in.ID)
 		})
 }
 
 func (h *Handler) registerTargets(b *builder) {
-	type nameIn struct {
+	type NameIn struct {
 		Name string `path:"name" doc:"The target's name."`
 	}
 	jsonOp(b, spec{id: "list-targets", method: http.MethodGet, path: "/v1/targets", action: authz.TargetRead, tag: "targets",
@@ -163,11 +167,11 @@ func (h *Handler) registerTargets(b *builder) {
 		})
 	jsonOp(b, spec{id: "get-target", method: http.MethodGet, path: "/v1/targets/{name}", action: authz.TargetRead, tag: "targets",
 		summary: "Get a target", description: "One target.", errors: []errdefs.Code{errdefs.NotFound}},
-		func(ctx context.Context, p authz.Principal, in *nameIn) (*answer[api.Target], error) {
+		func(ctx context.Context, p authz.Principal, in *NameIn) (*answer[api.Target], error) {
 			return reply(h.cfg.Broker.Target(ctx, p, in.Name))
 		})
 	type updateIn struct {
-		nameIn
+		NameIn
 		Body api.TargetUpdate
 	}
 	jsonOp(b, spec{id: "update-target", method: http.MethodPatch, path: "/v1/targets/{name}", action: authz.TargetUpdate, tag: "targets",
@@ -181,7 +185,7 @@ func (h *Handler) registerTargets(b *builder) {
 func (h *Handler) registerFences(b *builder) {
 	type listIn struct {
 		Cleared bool `query:"cleared" doc:"Show cleared fences too."`
-		pageIn
+		PageIn
 	}
 	jsonOp(b, spec{id: "list-fences", method: http.MethodGet, path: "/v1/fences", action: authz.FenceRead, tag: "fences",
 		summary: "List fences", description: "Fences that stand, or with cleared=true all."},
@@ -190,11 +194,11 @@ func (h *Handler) registerFences(b *builder) {
 		})
 	jsonOp(b, spec{id: "get-fence", method: http.MethodGet, path: "/v1/fences/{id}", action: authz.FenceRead, tag: "fences",
 		summary: "Get a fence", description: "One fence with its evidence.", errors: []errdefs.Code{errdefs.NotFound}},
-		func(ctx context.Context, p authz.Principal, in *idIn) (*answer[api.Fence], error) {
+		func(ctx context.Context, p authz.Principal, in *IDIn) (*answer[api.Fence], error) {
 			return reply(h.cfg.Broker.Fence(ctx, p, in.ID))
 		})
 	type clearIn struct {
-		idIn
+		IDIn
 		Body api.ClearFenceRequest
 	}
 	jsonOp(b, spec{id: "clear-fence", method: http.MethodPost, path: "/v1/fences/{id}/clear", action: authz.FenceClear, tag: "fences",
@@ -215,14 +219,14 @@ func (h *Handler) registerTenants(b *builder) {
 		})
 	jsonOp(b, spec{id: "list-workspaces", method: http.MethodGet, path: "/v1/workspaces", action: authz.WorkspaceList, tag: "tenants",
 		summary: "List workspaces", description: "Every tenant, by name."},
-		func(ctx context.Context, p authz.Principal, in *pageIn) (*answer[api.List[api.Workspace]], error) {
+		func(ctx context.Context, p authz.Principal, in *PageIn) (*answer[api.List[api.Workspace]], error) {
 			return replyList(h.cfg.Tenants.Workspaces(ctx, p, in.Limit, in.After))
 		})
-	type workspaceIn struct {
+	type WorkspaceIn struct {
 		Workspace string `path:"workspace" doc:"The workspace's name."`
 	}
 	type keyIn struct {
-		workspaceIn
+		WorkspaceIn
 		Body api.KeyRequest
 	}
 	jsonOp(b, spec{id: "create-key", method: http.MethodPost, path: "/v1/workspaces/{workspace}/keys", action: authz.KeyCreate, tag: "tenants", created: true,
@@ -231,8 +235,8 @@ func (h *Handler) registerTenants(b *builder) {
 			return reply(h.cfg.Tenants.CreateKey(ctx, p, in.Workspace, in.Body))
 		})
 	type keysIn struct {
-		workspaceIn
-		pageIn
+		WorkspaceIn
+		PageIn
 	}
 	jsonOp(b, spec{id: "list-keys", method: http.MethodGet, path: "/v1/workspaces/{workspace}/keys", action: authz.KeyList, tag: "tenants",
 		summary: "List the keys of a workspace", description: "Records only; secrets are not kept.", errors: []errdefs.Code{errdefs.NotFound}},
@@ -241,12 +245,12 @@ func (h *Handler) registerTenants(b *builder) {
 		})
 	jsonOp(b, spec{id: "revoke-key", method: http.MethodDelete, path: "/v1/keys/{id}", action: authz.KeyRevoke, tag: "tenants",
 		summary: "Revoke a key", description: "At once and for ever. Safe to repeat.", errors: []errdefs.Code{errdefs.NotFound, errdefs.Conflict}},
-		func(ctx context.Context, p authz.Principal, in *idIn) (*answer[api.Key], error) {
+		func(ctx context.Context, p authz.Principal, in *IDIn) (*answer[api.Key], error) {
 			return reply(h.cfg.Tenants.RevokeKey(ctx, p, in.ID))
 		})
 	type auditIn struct {
 		Workspace string `query:"workspace" maxLength:"128" doc:"Only this workspace; empty is all."`
-		pageIn
+		PageIn
 	}
 	jsonOp(b, spec{id: "list-audit", method: http.MethodGet, path: "/v1/audit", action: authz.AuditRead, tag: "tenants",
 		summary: "List recorded acts", description: "Who did what to which record, newest first."},

@@ -29,7 +29,7 @@ func (h *Handler) registerProcesses(b *builder) {
 		Run  string `query:"run" maxLength:"128" doc:"Only processes of this run."`
 		Box  string `query:"box" maxLength:"128" doc:"Only processes in this box."`
 		Live bool   `query:"live" doc:"Only processes that may still be running."`
-		pageIn
+		PageIn
 	}
 	jsonOp(b, spec{id: "list-processes", method: http.MethodGet, path: "/v1/processes", action: authz.ProcessList, tag: "processes",
 		summary: "List processes", description: "Processes the credential may see: of its run, of its workspace, or all."},
@@ -46,14 +46,14 @@ func (h *Handler) registerProcesses(b *builder) {
 		})
 	jsonOp(b, spec{id: "get-process", method: http.MethodGet, path: "/v1/processes/{handle}", action: authz.ProcessRead, tag: "processes",
 		summary: "Get a process", description: "State, exit, clean-up, byte counts and times.", errors: []errdefs.Code{errdefs.NotFound}},
-		func(ctx context.Context, p authz.Principal, in *handleIn) (*answer[api.Process], error) {
+		func(ctx context.Context, p authz.Principal, in *HandleIn) (*answer[api.Process], error) {
 			return reply(h.cfg.Broker.Get(ctx, p, in.Handle))
 		})
 	jsonOp(b, spec{id: "get-receipt", method: http.MethodGet, path: "/v1/processes/{handle}/receipt", action: authz.ProcessRead, tag: "processes",
 		summary:     "Get the receipt of a process",
 		description: "The signed statement that the process's tree is gone. Not found while there is none.",
 		errors:      []errdefs.Code{errdefs.NotFound}},
-		func(ctx context.Context, p authz.Principal, in *handleIn) (*answer[api.Receipt], error) {
+		func(ctx context.Context, p authz.Principal, in *HandleIn) (*answer[api.Receipt], error) {
 			v, err := h.cfg.Broker.Get(ctx, p, in.Handle)
 			if err != nil {
 				return nil, err
@@ -65,7 +65,7 @@ func (h *Handler) registerProcesses(b *builder) {
 			return reply(*v.Receipt, nil)
 		})
 	type closeIn struct {
-		handleIn
+		HandleIn
 		Body api.CloseRequest
 	}
 	jsonOp(b, spec{id: "close-process", method: http.MethodPost, path: "/v1/processes/{handle}/close", action: authz.ProcessClose, tag: "processes",
@@ -83,7 +83,7 @@ func (h *Handler) registerProcesses(b *builder) {
 	jsonOp(b, spec{id: "close-process-by-request", method: http.MethodPost, path: "/v1/processes/close", action: authz.ProcessCloseByRequest, tag: "processes",
 		summary:     "Close a process by its request id",
 		description: "Like close, for a caller that never learned the handle. If nothing was opened with the id, it is forbidden for ever that something is.",
-		errors:      []errdefs.Code{errdefs.Indeterminate}},
+		errors:      []errdefs.Code{errdefs.NotFound, errdefs.Conflict, errdefs.Indeterminate}},
 		func(ctx context.Context, p authz.Principal, in *closeByIn) (*answer[api.CloseResponse], error) {
 			start := time.Now()
 			v, err := h.cfg.Broker.CloseByRequest(ctx, p, in.Body)
@@ -91,7 +91,7 @@ func (h *Handler) registerProcesses(b *builder) {
 			return reply(v, err)
 		})
 	type signalIn struct {
-		handleIn
+		HandleIn
 		Body api.SignalRequest
 	}
 	jsonOp(b, spec{id: "signal-process", method: http.MethodPost, path: "/v1/processes/{handle}/signal", action: authz.ProcessSignal, tag: "processes",
@@ -101,7 +101,7 @@ func (h *Handler) registerProcesses(b *builder) {
 			return nil, h.cfg.Broker.Signal(ctx, p, in.Handle, in.Body.Signal)
 		})
 	type resizeIn struct {
-		handleIn
+		HandleIn
 		Body api.Winsize
 	}
 	jsonOp(b, spec{id: "resize-process", method: http.MethodPost, path: "/v1/processes/{handle}/resize", action: authz.ProcessResize, tag: "processes",
@@ -111,7 +111,7 @@ func (h *Handler) registerProcesses(b *builder) {
 			return nil, h.cfg.Broker.Resize(ctx, p, in.Handle, in.Body)
 		})
 	type ackIn struct {
-		handleIn
+		HandleIn
 		Cursor string `query:"cursor" required:"true" minLength:"1" maxLength:"64" doc:"Everything before it was received."`
 	}
 	jsonOp(b, spec{id: "ack-output", method: http.MethodPost, path: "/v1/processes/{handle}/ack", action: authz.ProcessAck, tag: "processes",

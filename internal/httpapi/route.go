@@ -115,15 +115,18 @@ func transform(_ huma.Context, _ string, v any) (any, error) {
 
 // validationContext gives huma's validation errors the status of an invalid
 // request: huma has fixed 422 before it asks transform.
-type validationContext struct{ huma.Context }
+type validationContext struct{ humaContext }
 
-func (c validationContext) Unwrap() huma.Context { return c.Context }
+// humaContext embeds a huma.Context, which has a method of its own name.
+type humaContext huma.Context
+
+func (c validationContext) Unwrap() huma.Context { return c.humaContext }
 
 func (c validationContext) SetStatus(code int) {
 	if code == http.StatusUnprocessableEntity {
 		code = http.StatusBadRequest
 	}
-	c.Context.SetStatus(code)
+	c.humaContext.SetStatus(code)
 }
 
 // always are the codes every operation with a credential may answer.
@@ -271,8 +274,19 @@ func (b *builder) finish() (doc, page []byte) {
 	// huma's own error shape; ours is Problem.
 	delete(schemas, "ErrorModel")
 	delete(schemas, "ErrorDetail")
-	for _, s := range schemas {
+	asked := map[string]bool{}
+	for _, rt := range b.h.order {
+		if rt.op.RequestBody != nil {
+			for _, m := range rt.op.RequestBody.Content {
+				mark(schemas, m.Schema, asked)
+			}
+		}
+	}
+	for name, s := range schemas {
 		notNull(s)
+		if !asked[name] {
+			s.AdditionalProperties = nil // answers may grow
+		}
 	}
 	doc, err := json.MarshalIndent(o, "", "  ")
 	if err != nil {
@@ -283,6 +297,24 @@ func (b *builder) finish() (doc, page []byte) {
 		panic(fmt.Errorf("the docs page cannot be made: %w", err))
 	}
 	return append(doc, '\n'), page
+}
+
+// mark notes the shapes that s is made of.
+func mark(schemas map[string]*huma.Schema, s *huma.Schema, seen map[string]bool) {
+	if s == nil {
+		return
+	}
+	if name := refName(s); name != "" && !seen[name] {
+		seen[name] = true
+		mark(schemas, schemas[name], seen)
+	}
+	mark(schemas, s.Items, seen)
+	for _, p := range s.Properties {
+		mark(schemas, p, seen)
+	}
+	if m, ok := s.AdditionalProperties.(*huma.Schema); ok {
+		mark(schemas, m, seen)
+	}
 }
 
 // notNull takes back that every list may be null, which huma assumes.

@@ -6,7 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"unicode/utf8"
+
+	"github.com/danielgtaylor/huma/v2"
 )
 
 // maxDepth is how deep a JSON body may be nested. The deepest shape of the API
@@ -68,4 +71,39 @@ func checkJSON(b []byte) error {
 			key = len(stack) > 0 && stack[len(stack)-1] != nil
 		}
 	}
+}
+
+// checkNames refuses fields whose names differ from the shape's in case only,
+// which decoders of Go take for the same. Unknown names are left to the
+// validation, which reports them with the other findings.
+func checkNames(schemas map[string]*huma.Schema, s *huma.Schema, v any) error {
+	if name := refName(s); name != "" {
+		s = schemas[name]
+	}
+	if s == nil {
+		return nil
+	}
+	switch v := v.(type) {
+	case []any:
+		for _, item := range v {
+			if err := checkNames(schemas, s.Items, item); err != nil {
+				return err
+			}
+		}
+	case map[string]any:
+		for name, inner := range v {
+			p := s.Properties[name]
+			if p == nil && len(s.Properties) > 0 {
+				for known := range s.Properties {
+					if strings.EqualFold(known, name) {
+						return fmt.Errorf("there is no field %q, only %q", printable(name, 100), known)
+					}
+				}
+			}
+			if err := checkNames(schemas, p, inner); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
