@@ -98,12 +98,19 @@ func AgentsInstalled(root string) (dir string, ok bool) {
 	if err != nil {
 		return dir, false
 	}
-	have, err := os.ReadFile(filepath.Join(dir, doneFile))
-	return dir, err == nil && bytes.Equal(want, have)
+	lock := filepath.Join(dir, "package-lock.json")
+	have, err := os.ReadFile(lock)
+	if err != nil || !bytes.Equal(want, have) {
+		return dir, false
+	}
+	began, err1 := os.Stat(lock)
+	ended, err2 := os.Stat(filepath.Join(dir, doneFile))
+	return dir, err1 == nil && err2 == nil && !ended.ModTime().Before(began.ModTime())
 }
 
-// doneFile holds the lock file of a finished installation.
-const doneFile = "installed-package-lock.json"
+// doneFile is written when an installation is complete, after the copy of the lock
+// file that it began with. scripts/setup.sh does the same.
+const doneFile = ".installed"
 
 // InstallAgents installs the vendors' CLIs of a checkout unless they are there,
 // saying on out what it does, and returns their directory. It needs npm and about
@@ -121,7 +128,6 @@ func InstallAgents(ctx context.Context, root string, out io.Writer) (string, err
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", errdefs.Wrap(err, errdefs.Unavailable, "%s cannot be made", dir)
 	}
-	var lock []byte
 	for _, name := range []string{"package.json", "package-lock.json", ".npmrc"} {
 		b, err := os.ReadFile(filepath.Join(root, agentsSource, name))
 		if err == nil {
@@ -129,9 +135,6 @@ func InstallAgents(ctx context.Context, root string, out io.Writer) (string, err
 		}
 		if err != nil {
 			return "", errdefs.Wrap(err, errdefs.Unavailable, "%s cannot be copied", name)
-		}
-		if name == "package-lock.json" {
-			lock = b
 		}
 	}
 	// No package's script runs by itself; the one that is needed, which puts Claude
@@ -146,7 +149,7 @@ func InstallAgents(ctx context.Context, root string, out io.Writer) (string, err
 			return "", errdefs.Wrap(err, errdefs.Unavailable, "%s failed (%v):\n%s", filepath.Base(line[0]), err, text)
 		}
 	}
-	if err := os.WriteFile(filepath.Join(dir, doneFile), lock, 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, doneFile), nil, 0o644); err != nil {
 		return "", errdefs.Wrap(err, errdefs.Unavailable, "the installation cannot be recorded")
 	}
 	return dir, nil

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 	"testing/iotest"
+	"time"
 
 	"go.uber.org/goleak"
 	"pgregory.net/rapid"
@@ -301,4 +302,38 @@ func TestRefusals(t *testing.T) {
 	} else if _, err := os.Stat(filepath.Join(root, "go.mod")); err != nil {
 		t.Error(err)
 	}
+}
+
+func TestAgentsInstalled(t *testing.T) {
+	t.Parallel()
+	root := t.TempDir()
+	put := func(name, text string, age time.Duration) {
+		path := filepath.Join(root, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		at := time.Now().Add(-age)
+		if err := os.Chtimes(path, at, at); err != nil {
+			t.Fatal(err)
+		}
+	}
+	is := func(want bool, when string) {
+		t.Helper()
+		if _, ok := AgentsInstalled(root); ok != want {
+			t.Errorf("%s: installed is %v", when, ok)
+		}
+	}
+	is(false, "nothing there")
+	put(agentsSource+"/package-lock.json", "1", 0)
+	put(agentsCache+"/package-lock.json", "1", 2*time.Minute)
+	is(false, "begun")
+	put(agentsCache+"/"+doneFile, "", time.Minute)
+	is(true, "ended")
+	put(agentsSource+"/package-lock.json", "2", 0)
+	is(false, "another lock file")
+	put(agentsCache+"/package-lock.json", "2", 0)
+	is(false, "begun again")
 }
