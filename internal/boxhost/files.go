@@ -55,7 +55,7 @@ func (m *Manager) PutFiles(ctx context.Context, id, at string, r io.Reader) erro
 	defer dir.Close()
 	_, err = tartree.Extract(ctx, dir, r, tartree.ExtractOptions{
 		Limits: m.limits, UID: b.rec.agent(), GID: b.rec.agent(),
-		Check: func(name string) error { return b.notMount(path.Join(v.dest, rest, name)) },
+		Check: func(name string) error { return b.hidden(v, path.Join(v.dest, rest, name)) },
 	})
 	return err
 }
@@ -121,26 +121,23 @@ func (m *Manager) useFiles(id, at string) (*box, volume, string, error) {
 	if b.rec.Removing {
 		return nil, volume{}, "", errdefs.New(errdefs.Conflict, "box %s is being removed", id)
 	}
-	if err := b.notMount(path.Clean(at)); err != nil {
-		// The cache is a volume: it was found above.
-		if _, cached := below(path.Clean(at), oci.Cache); !cached {
-			return nil, volume{}, "", err
-		}
+	if err := b.hidden(v, path.Clean(at)); err != nil {
+		return nil, volume{}, "", err
 	}
 	b.files.RLock()
 	return b, v, rest, nil
 }
 
-// notMount refuses a path inside the box that is seen there through a mount, so
-// that what was put there would be hidden.
-func (b *box) notMount(at string) error {
+// hidden refuses a path of a volume that is seen through another mount inside
+// the box, so that what was put there would not be seen.
+func (b *box) hidden(v volume, at string) error {
 	for _, mt := range b.rec.Spec.Mounts {
 		if _, ok := below(at, mt.Dest); ok {
 			return errdefs.New(errdefs.Invalid, "%q lies in a directory of the host that is mounted in the box", clip(at)).
 				WithNext("change it on the host")
 		}
 	}
-	if rest, ok := below(at, oci.Cache); ok && rest != "." {
+	if rest, ok := below(at, oci.Cache); ok && v.dest != oci.Cache && rest != "." {
 		return errdefs.New(errdefs.Invalid, "%q lies in the cache, which is a volume of its own", clip(at)).
 			WithNext("put it there with the path %s", oci.Cache)
 	}

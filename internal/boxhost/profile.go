@@ -47,9 +47,8 @@ func hostProfile(dirs []string, tools map[string]string) ([]bindSource, string, 
 		}
 		sources = append(sources, bindSource{d, d})
 	}
-	search := basePath
 	for _, t := range toolSources(tools) {
-		name := path.Base(t.dest)
+		name := strings.TrimPrefix(t.dest, "/opt/")
 		if err := ident.CheckName("the tool's name", name); err != nil {
 			return nil, "", err
 		}
@@ -57,8 +56,7 @@ func hostProfile(dirs []string, tools map[string]string) ([]bindSource, string, 
 			return nil, "", err
 		}
 	}
-	search = withTools(search, tools)
-	return sources, search, nil
+	return sources, withTools(basePath, tools), nil
 }
 
 func checkShown(what, dir string) error {

@@ -1,0 +1,128 @@
+package boxhost
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/stockade-run/stockade/internal/errdefs"
+	"github.com/stockade-run/stockade/internal/need"
+	"github.com/stockade-run/stockade/internal/wire"
+)
+
+func TestRemoveRefusesWhileInUse(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, nil)
+	id := f.put(nil)
+	f.mu.Lock()
+	f.live[id] = 2
+	f.mu.Unlock()
+	if info, err := f.Get(t.Context(), id); err != nil || info.Procs != 2 {
+		t.Errorf("%+v, %v", info, err)
+	}
+	wantCode(t, f.Remove(t.Context(), id), errdefs.Conflict, "2 processes live")
+	f.mu.Lock()
+	f.live[id] = 0
+	f.mu.Unlock()
+	// Files on their way keep the box, too.
+	r, w := io.Pipe()
+	done := make(chan error, 1)
+	go func() { done <- f.PutFiles(t.Context(), id, "/workspace", r) }()
+	if _, err := io.WriteString(w, strings.Repeat("\x00", 512)); err != nil { // it is reading now
+		t.Fatal(err)
+	}
+	wantCode(t, f.Remove(t.Context(), id), errdefs.Conflict, "being copied")
+	w.Close()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	if err := f.Remove(t.Context(), id); err != nil {
+		t.Error(err)
+	}
+}
+
+// Whatever a tenant leaves in its volumes goes, and nothing else.
+func TestRemoveHostileTrees(t *testing.T) {
+	t.Parallel()
+	outside := t.TempDir()
+	writeFile(t, filepath.Join(outside, "precious"), "x", 0o644)
+	f := newFixture(t, func(c *Config) { c.AllowMounts = []string{outside} })
+	id := f.put(func(s *wire.BoxSpec) { s.Mounts = mount(outside, "/workspace/m", true) })
+	f.sh(id, `ln -s `+outside+` link; ln -s / root; ln -s loop loop
+		mkdir -p ro/sub; echo x > ro/sub/f; chmod 0 ro/sub ro
+		mkfifo fifo; for i in $(seq 300); do : > "many-$i"; done; printf x > "$(printf 'new\nline')"
+		mkdir -p ~/$(printf 'deep/%.0s' $(seq 500))`)
+	if err := f.Remove(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	if b, err := os.ReadFile(filepath.Join(outside, "precious")); err != nil || string(b) != "x" {
+		t.Errorf("what was outside: %q, %v", b, err)
+	}
+}
+
+func TestRemoveTree(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	if err := removeTree(filepath.Join(dir, "none", "such")); err != nil {
+		t.Errorf("nothing to remove: %v", err)
+	}
+	// Deeper than descriptors or path names allow, with branches below the turn.
+	top := filepath.Join(dir, "tree")
+	if err := os.Mkdir(top, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	fd, err := unix.Open(top, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 5000 {
+		if i%7 == 0 {
+			if err := unix.Mkdirat(fd, fmt.Sprint("b", i), 0); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := unix.Mkdirat(fd, "d", 0o755); err != nil {
+			t.Fatal(err)
+		}
+		next, err := unix.Openat(fd, "d", unix.O_RDONLY|unix.O_DIRECTORY, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		unix.Close(fd)
+		fd = next
+	}
+	unix.Close(fd)
+	if err := removeTree(top); err != nil {
+		t.Fatal(err)
+	}
+	if ents, err := os.ReadDir(dir); err != nil || len(ents) != 0 {
+		t.Errorf("left: %v, %v", ents, err)
+	}
+}
+
+// A mount that nobody knows of is never emptied.
+func TestRemoveTreeStopsAtMounts(t *testing.T) {
+	t.Parallel()
+	need.Root(t)
+	outside, top := t.TempDir(), filepath.Join(t.TempDir(), "top")
+	writeFile(t, filepath.Join(outside, "precious"), "x", 0o644)
+	at := filepath.Join(top, "a", "b")
+	if err := os.MkdirAll(at, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount(outside, at, "", unix.MS_BIND, ""); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Unmount(at, unix.MNT_DETACH)
+	if err := removeTree(top); err == nil {
+		t.Error("the tree with a mount in it was deleted")
+	}
+	if _, err := os.Stat(filepath.Join(outside, "precious")); err != nil {
+		t.Errorf("what was mounted is damaged: %v", err)
+	}
+}
