@@ -1,0 +1,182 @@
+package broker
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/stockade-run/stockade/internal/api"
+	"github.com/stockade-run/stockade/internal/authz"
+	"github.com/stockade-run/stockade/internal/errdefs"
+	"github.com/stockade-run/stockade/internal/host"
+	"github.com/stockade-run/stockade/internal/ident"
+	"github.com/stockade-run/stockade/internal/store"
+)
+
+// correctTime bounds how long a get waits for the host before it answers from
+// the ledger alone.
+const correctTime = 2 * time.Second
+
+// Get returns a process: its record, corrected by its host where that answers.
+func (b *Broker) Get(ctx context.Context, p authz.Principal, handle string) (api.Process, error) {
+	rec, o, err := b.find(ctx, p, authz.ProcessRead, handle)
+	if err != nil {
+		return api.Process{}, err
+	}
+	return b.got(ctx, rec, o)
+}
+
+// GetByRequest is Get for the process of the caller's run with a request id.
+func (b *Broker) GetByRequest(ctx context.Context, p authz.Principal, requestID string) (api.Process, error) {
+	if err := authz.Check(p, authz.ProcessReadByRequest); err != nil {
+		return api.Process{}, err
+	}
+	if err := ident.CheckName("request_id", requestID); err != nil {
+		return api.Process{}, err
+	}
+	rec, err := b.cfg.Store.ProcessByRequest(ctx, p.Scope(), p.Run, requestID)
+	if errdefs.Is(err, errdefs.NotFound) {
+		return api.Process{}, errdefs.New(errdefs.NotFound, "the run never opened a request %s", requestID).
+			WithNext("open it; or close it by this id so that it can never start")
+	}
+	if err != nil {
+		return api.Process{}, err
+	}
+	return b.Get(ctx, p, rec.Handle)
+}
+
+func (b *Broker) got(ctx context.Context, rec store.Process, o *owner) (api.Process, error) {
+	if o == nil {
+		return b.process(ctx, rec, nil)
+	}
+	o.correct(ctx)
+	v := o.view.Load()
+	if v.err != nil {
+		return api.Process{}, v.err
+	}
+	return b.process(ctx, v.rec, v)
+}
+
+// correct asks the host for news and lets the owner take it in, as far as that
+// goes within correctTime.
+func (o *owner) correct(ctx context.Context) {
+	v := o.view.Load()
+	if v.err != nil || v.final() || !lifeOf(v.rec).Acked() {
+		return // the owner is asking already, or there is nothing to ask about
+	}
+	l, err := o.b.linkTo(v.rec)
+	if err != nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, correctTime)
+	defer cancel()
+	st, err := l.client.Proc(ctx, o.handle)
+	if err != nil {
+		if errors.Is(err, host.ErrAnswered) && errdefs.Is(err, errdefs.NotFound) {
+			o.post(func(in *inbox) { in.ask = true })
+		}
+		return
+	}
+	r, err := reportOf(v.rec, l.info.HostID, l.info.BootID, st)
+	if err != nil {
+		return
+	}
+	o.report(r)
+	_, _ = o.wait(ctx, func(now *view) bool { return now != v })
+}
+
+// process is a record as callers see it. v, if given, brings what the record's
+// owner knows beside it.
+func (b *Broker) process(ctx context.Context, rec store.Process, v *view) (api.Process, error) {
+	var receipt *api.Receipt
+	if v != nil {
+		receipt = v.receipt
+	}
+	if receipt == nil && rec.Receipt != "" {
+		kept, err := b.cfg.Store.Receipt(ctx, rec.Handle)
+		if err != nil {
+			return api.Process{}, err
+		}
+		receipt = &kept.Body
+	}
+	return shape(rec, receipt)
+}
+
+func shape(rec store.Process, receipt *api.Receipt) (api.Process, error) {
+	spec, err := specOf(rec)
+	if err != nil {
+		return api.Process{}, err
+	}
+	return api.Process{
+		Handle: rec.Handle, RequestID: rec.RequestID, Workspace: rec.Workspace, Run: rec.Run,
+		Target: rec.Target, Box: rec.Box, Generation: rec.Generation, State: rec.State,
+		Argv: append([]string{}, spec.Argv...), Cwd: spec.Cwd, PTY: spec.PTY != nil,
+		Limits: api.Limits{DeadlineMillis: spec.DeadlineMillis, SpoolBytes: spec.SpoolBytes, Overflow: spec.Overflow,
+			MemoryBytes: spec.MemoryBytes, Pids: spec.Pids},
+		IO:        IOLimits(),
+		CreatedAt: rec.Created, StartedAt: rec.Started, ExitedAt: rec.Exited, ClosedAt: rec.Closed,
+		Exit: rec.Exit, Cleanup: rec.Cleanup, Reason: rec.Reason, Fence: rec.Fence, Receipt: receipt,
+		Stdin: rec.Stdin, Log: rec.Log, Cursor: cursorAt(rec.Handle, rec.Log.Next),
+	}, nil
+}
+
+// ListQuery selects processes.
+type ListQuery struct {
+	Run   string // "" is every run in the caller's scope
+	Box   string
+	Live  bool // only those that may be running
+	Limit int  // 1 to 1000; 0 is 100
+	After string
+}
+
+// List returns a page of processes in the caller's scope, newest first, as the
+// ledger knows them and without their receipts; Get has those.
+func (b *Broker) List(ctx context.Context, p authz.Principal, q ListQuery) (api.List[api.Process], error) {
+	out := api.List[api.Process]{Items: []api.Process{}}
+	if err := authz.Check(p, authz.ProcessList); err != nil {
+		return out, err
+	}
+	page, err := pageOf(q.Limit, q.After)
+	if err != nil {
+		return out, err
+	}
+	scope := p.Scope()
+	if q.Run != "" && q.Run != scope.Run {
+		run, err := b.cfg.Store.Run(ctx, scope, q.Run)
+		if err != nil {
+			return out, err
+		}
+		scope = authz.Scope{Workspace: run.Workspace, Run: run.ID}
+	}
+	recs, err := b.cfg.Store.Processes(ctx, scope, store.ProcessFilter{Box: q.Box, Live: q.Live, Page: page})
+	if err != nil {
+		return out, err
+	}
+	for _, rec := range recs {
+		if o := b.owner(rec.Handle); o != nil {
+			// The owner may know more than was worth saving.
+			if v := o.view.Load(); v != nil && v.err == nil {
+				rec = v.rec
+			}
+		}
+		one, err := shape(rec, nil)
+		if err != nil {
+			return out, err
+		}
+		out.Items = append(out.Items, one)
+	}
+	if len(recs) == page.Limit {
+		out.Next = recs[len(recs)-1].Handle
+	}
+	return out, nil
+}
+
+func pageOf(limit int, after string) (store.Page, error) {
+	if limit == 0 {
+		limit = 100
+	}
+	if limit < 1 || limit > 1000 {
+		return store.Page{}, errdefs.New(errdefs.Invalid, "a page of %d is not possible, the limits are 1 and 1000", limit)
+	}
+	return store.Page{Limit: limit, After: after}, nil
+}
