@@ -1,5 +1,10 @@
 // Package box owns the records of boxes: it acquires, lists and removes them,
 // reaps idle ones, and passes files and images to the host that has them.
+//
+// A box is recorded before its host is told (creating), and taken off the host
+// before its record goes (removing), so that nothing can be forgotten half-way:
+// the sweep finishes whatever a crash has cut short. One goroutine, the sweep,
+// runs beside the callers; whoever changes a box holds its lock.
 package box
 
 import (
@@ -9,7 +14,6 @@ import (
 	"time"
 
 	"github.com/stockade-run/stockade/internal/api"
-	"github.com/stockade-run/stockade/internal/authz"
 	"github.com/stockade-run/stockade/internal/errdefs"
 	"github.com/stockade-run/stockade/internal/store"
 	"github.com/stockade-run/stockade/internal/wire"
@@ -53,59 +57,36 @@ type Limits struct {
 	Sweep                   time.Duration // how often idle boxes are looked for: 30 s
 }
 
-// Service owns the records of boxes.
-type Service struct{}
-
-func todo() error { return errdefs.New(errdefs.Internal, "not built yet") }
-
-// New makes a service.
-func New(cfg Config) (*Service, error) { return &Service{}, nil }
-
-// Start begins to heal and reap.
-func (s *Service) Start(ctx context.Context) error { return todo() }
-
-// Stop ends that.
-func (s *Service) Stop(ctx context.Context) error { return todo() }
-
-// Acquire returns the box with a key or makes one.
-func (s *Service) Acquire(ctx context.Context, p authz.Principal, req api.BoxRequest) (api.Box, error) {
-	return api.Box{}, todo()
+func (l Limits) withDefaults() Limits {
+	set := func(v *int64, def int64) {
+		if *v <= 0 {
+			*v = def
+		}
+	}
+	count := func(v *int, def int) {
+		if *v <= 0 {
+			*v = def
+		}
+	}
+	count(&l.PerTarget, 64)
+	count(&l.PerWorkspace, 32)
+	count(&l.Mounts, 64)
+	set(&l.Default.CPUMillis, 2000)
+	set(&l.Default.MemoryBytes, 4<<30)
+	set(&l.Default.Pids, 1024)
+	set(&l.Files, 4<<30)
+	set(&l.Image, 16<<30)
+	set((*int64)(&l.Idle), int64(30*time.Minute))
+	set((*int64)(&l.MaxIdle), int64(30*24*time.Hour))
+	set((*int64)(&l.Sweep), int64(30*time.Second))
+	l.Mounts = min(l.Mounts, store.MaxItems)
+	l.MaxIdle = max(l.MaxIdle, l.Idle)
+	return l
 }
 
-// Get returns a box.
-func (s *Service) Get(ctx context.Context, p authz.Principal, id string) (api.Box, error) {
-	return api.Box{}, todo()
-}
-
-// List lists boxes.
-func (s *Service) List(ctx context.Context, p authz.Principal, page store.Page) (api.List[api.Box], error) {
-	return api.List[api.Box]{}, todo()
-}
-
-// Remove removes a box.
-func (s *Service) Remove(ctx context.Context, p authz.Principal, id string) error { return todo() }
-
-// PutFiles unpacks a tar into a box.
-func (s *Service) PutFiles(ctx context.Context, p authz.Principal, id, path string, tar io.Reader) error {
-	return todo()
-}
-
-// GetFiles packs files of a box as a tar.
-func (s *Service) GetFiles(ctx context.Context, p authz.Principal, id, path string, w io.Writer) error {
-	return todo()
-}
-
-// LoadImage loads an image; target "" is the default.
-func (s *Service) LoadImage(ctx context.Context, p authz.Principal, target, name string, tar io.Reader) ([]api.Image, error) {
-	return nil, todo()
-}
-
-// Images lists the images of a target.
-func (s *Service) Images(ctx context.Context, p authz.Principal, target string) (api.List[api.Image], error) {
-	return api.List[api.Image]{}, todo()
-}
-
-// RemoveImage removes an image by digest or name.
-func (s *Service) RemoveImage(ctx context.Context, p authz.Principal, target, ref string) error {
-	return todo()
+func (c Config) check() error {
+	if c.Store == nil || c.Hosts == nil || c.Target == "" {
+		return errdefs.New(errdefs.Internal, "the box service needs a ledger, hosts and a default target")
+	}
+	return nil
 }
