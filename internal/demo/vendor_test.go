@@ -2,12 +2,17 @@ package demo
 
 import (
 	"bytes"
+	"context"
+	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
+	"github.com/stockade-run/stockade/internal/gateway"
 	"github.com/stockade-run/stockade/internal/testmodel"
 )
 
@@ -76,7 +81,9 @@ func agents(t *testing.T) string {
 	return filepath.Join(dir, "node_modules/.bin")
 }
 
-// The real CLIs do the task with the scripted model, outside of any box.
+// The real CLIs do the task with the scripted model behind a gateway, outside of
+// any box, although the gateway is closed in the middle of an answer and opened
+// again.
 func TestVendorsDoTheTask(t *testing.T) {
 	t.Parallel()
 	bin := agents(t)
@@ -92,11 +99,65 @@ func TestVendorsDoTheTask(t *testing.T) {
 					script[i].Call = &testmodel.Call{Edit: &testmodel.Edit{Path: filepath.Join(dir, programFile), Old: c.Edit.Old, New: c.Edit.New}}
 				}
 			}
-			model, err := testmodel.Start(testmodel.Config{Script: script, Key: "right"})
+			held, never := make(chan struct{}), make(chan struct{})
+			hold := sync.OnceFunc(func() { close(held) })
+			model, err := testmodel.Start(testmodel.Config{Script: script, Key: "right", Hold: func(turn int) <-chan struct{} {
+				select {
+				case <-held:
+					return nil
+				default:
+				}
+				if turn != 1 {
+					return nil
+				}
+				hold()
+				return never // it ends with the call
+			}})
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer model.Close()
+			style, base := gateway.StyleAnthropic, model.URL()
+			if agent == agentCodex {
+				style, base = gateway.StyleOpenAI, model.URL()+"/v1"
+			}
+			gw, err := gateway.New(gateway.Config{
+				Providers: map[string]gateway.Provider{"model": {BaseURL: base, Key: "right", Style: style}},
+				Listen:    func(_, network, addr string) (net.Listener, error) { return net.Listen(network, addr) },
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() {
+				if err := gw.Close(context.WithoutCancel(t.Context())); err != nil {
+					t.Error(err)
+				}
+			}()
+			grant := gateway.Grant{Run: "run", Providers: []string{"model"}}
+			routes, err := gw.Open(t.Context(), grant)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var wg sync.WaitGroup
+			defer wg.Wait()
+			stop := make(chan struct{})
+			defer close(stop)
+			wg.Go(func() {
+				select {
+				case <-held:
+				case <-stop:
+					t.Error("the second turn was not asked for")
+					return
+				}
+				grant.Ports = map[string]int{"model": routes[0].Port}
+				if err := gw.CloseRun(t.Context(), "run"); err != nil {
+					t.Error(err)
+				}
+				again, err := gw.Open(t.Context(), grant)
+				if err != nil || again[0].Port != routes[0].Port {
+					t.Errorf("opened again: %v %v", again, err)
+				}
+			})
 			var line []string
 			env := []string{"PATH=" + bin + ":" + os.Getenv("PATH"), "HOME=" + home}
 			var out bytes.Buffer
@@ -104,16 +165,18 @@ func TestVendorsDoTheTask(t *testing.T) {
 			co, cl := &codex{ev: ev}, &claude{ev: ev, titles: map[string]string{}}
 			on, done := co.line, &co.done
 			if agent == agentCodex {
-				line = codexLine(model.URL()+"/v1", true)
-				env = append(env, "OPENAI_API_KEY=right")
+				line = codexLine(routes[0].BaseURL, true)
 			} else {
 				line = claudeLine()
 				on, done = cl.line, &cl.done
 				// It is root here, which it refuses outside of a sandbox.
-				env = append(env, "ANTHROPIC_API_KEY=right", "ANTHROPIC_BASE_URL="+model.URL(), "IS_SANDBOX=1")
+				env = append(env, "IS_SANDBOX=1")
 				for k, v := range claudeEnv {
 					env = append(env, k+"="+v)
 				}
+			}
+			for k, v := range gw.Env(routes) {
+				env = append(env, k+"="+v)
 			}
 			cmd := exec.CommandContext(t.Context(), filepath.Join(bin, line[0]), line[1:]...)
 			cmd.Dir, cmd.Env = dir, env
@@ -132,6 +195,9 @@ func TestVendorsDoTheTask(t *testing.T) {
 			turns := map[int]bool{}
 			for _, r := range model.Requests() {
 				turns[r.Turn] = true
+				if r.Refused || strings.Contains(fmt.Sprint(r.Header), gateway.Placeholder) {
+					t.Errorf("the model saw %v", r.Header)
+				}
 			}
 			for i := range script {
 				if !turns[i] {
