@@ -148,7 +148,9 @@ func runServe(args []string, stderr io.Writer) int {
 		fmt.Fprintln(stderr, "stockade-host serve:", err)
 		return exitUsage
 	}
-	syscall.Umask(0o077)
+	// What is private says so itself; the roots of boxes must be open to the boxes'
+	// users, whatever umask the starter has.
+	syscall.Umask(0o022)
 	// Processes and shims go on when the host program ends, however it ends.
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()

@@ -74,6 +74,8 @@ func NewClient(dial func(context.Context) (net.Conn, error), generation int64) *
 		IdleConnTimeout:        90 * time.Second,
 		MaxResponseHeaderBytes: 64 << 10,
 		DisableCompression:     true,
+		// A host that knows at once that it will not take a stream says so before it is sent.
+		ExpectContinueTimeout: 5 * time.Second,
 	}
 	c := &Client{transport: transport, http: &http.Client{
 		Transport:     transport,
@@ -123,6 +125,9 @@ func (k call) request(ctx context.Context, generation string) (*http.Request, er
 	}
 	if kind != "" {
 		r.Header.Set("Content-Type", kind)
+	}
+	if k.stream != nil {
+		r.Header.Set("Expect", "100-continue")
 	}
 	if generation != "" {
 		r.Header.Set(wire.GenerationHeader, generation)

@@ -37,14 +37,15 @@ func (c *Client) RemoveBox(ctx context.Context, id string) error {
 	return c.exchange(ctx, startCall, call{method: "DELETE", path: "/v1/boxes/" + url.PathEscape(id), repeatable: true}, nil)
 }
 
-// PutFiles unpacks a tar below path, which is relative to the box's workspace.
-// After an error some of the files may have been written.
+// PutFiles unpacks a tar below path, which is absolute as seen inside the box and
+// lies in one of its volumes. After an error some of the files may have been
+// written.
 func (c *Client) PutFiles(ctx context.Context, id, path string, tar io.Reader) error {
 	return c.exchange(ctx, bulkCall, call{method: "PUT", path: "/v1/boxes/" + url.PathEscape(id) + "/files", query: url.Values{"path": {path}}, stream: tar}, nil)
 }
 
-// GetFiles writes the file or directory at path, relative to the box's
-// workspace, to w as a tar. The tar's own end marker says whether it is whole:
+// GetFiles writes the file or directory at path, absolute as seen inside the box
+// and in one of its volumes, to w as a tar. The tar's own end marker says whether it is whole:
 // a host that fails half-way breaks the connection.
 func (c *Client) GetFiles(ctx context.Context, id, path string, w io.Writer) error {
 	ctx, cancel := context.WithTimeout(ctx, bulkCall)

@@ -81,13 +81,24 @@ func (s *server) fail(r *request, err error) {
 	if merr != nil {
 		b = []byte(`{"code":"internal"}`)
 	}
-	// What is left of a body that was refused is not waited for.
-	_ = r.control.SetReadDeadline(time.Now().Add(time.Second))
+	// A caller that is still sending would see a broken connection instead of the
+	// answer: it is sent first, and what comes after it is thrown away for a while.
+	_ = r.control.EnableFullDuplex()
 	r.w.Header().Set("Content-Type", api.ProblemType)
 	r.w.Header().Set("Content-Length", strconv.Itoa(len(b)))
 	r.w.WriteHeader(p.Status)
-	_, _ = r.w.Write(b)
+	if _, err := r.w.Write(b); err != nil || r.Body == http.NoBody || r.control.Flush() != nil {
+		return
+	}
+	_ = r.control.SetReadDeadline(time.Now().Add(refusedTime))
+	_, _ = io.CopyN(io.Discard, r.Body, refusedBytes)
 }
+
+// Bounds of what is still taken of a body that was refused.
+const (
+	refusedTime  = 3 * time.Second
+	refusedBytes = 64 << 20
+)
 
 // answer sends v as JSON.
 func (r *request) answer(v any) error {

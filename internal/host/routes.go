@@ -49,9 +49,6 @@ func (s *server) handler() http.Handler {
 
 func (s *server) getInfo(_ context.Context, r *request) error { return r.answer(s.info) }
 
-// maxLease is the longest lease a host grants.
-const maxLease = 30 * 24 * time.Hour
-
 func (s *server) putLease(_ context.Context, r *request) error {
 	var l wire.Lease
 	if err := r.decode(maxSmallBody, &l); err != nil {
@@ -61,7 +58,7 @@ func (s *server) putLease(_ context.Context, r *request) error {
 	if l.Millis <= 0 || l.Millis > maxLease.Milliseconds() {
 		return errdefs.New(errdefs.Invalid, "a lease lasts from 1 ms to %v", maxLease)
 	}
-	if err := s.gate.commit(r.generation, func() error { return s.lease(d) }); err != nil {
+	if err := s.gate.commit(r.generation, func() error { return s.lease.set(d) }); err != nil {
 		return err
 	}
 	return r.done()
@@ -89,7 +86,7 @@ func (s *server) putProc(ctx context.Context, r *request) error {
 	}
 	var p *proc
 	err := s.gate.commit(r.generation, func() error {
-		err := s.grant()
+		err := s.lease.grant()
 		if err == nil {
 			p, err = s.reg.start(ctx, spec)
 		}

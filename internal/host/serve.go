@@ -24,7 +24,6 @@ import (
 // Names in the host's directory.
 const (
 	identityFile = "host.json"
-	leaseFile    = "lease"
 	procsDir     = "procs"
 	runtimeDir   = "rt"
 )
@@ -35,10 +34,6 @@ const SocketFile = "host.sock"
 // GenerationFile is the name of the file that holds, as a decimal number, the
 // highest server generation the host has seen.
 const GenerationFile = generationFile
-
-// DefaultLease is how long processes may go on without a server when none has
-// set a lease yet (DESIGN: renewed every minute for half an hour).
-const DefaultLease = 30 * time.Minute
 
 // Config says how a host program runs.
 type Config struct {
@@ -121,8 +116,7 @@ type server struct {
 
 	buffers *sync.Pool // of *[]byte, for reading logs
 
-	leaseMu    sync.Mutex
-	leaseUntil time.Time // on the monotonic clock; zero until this host wrote one
+	lease lease
 
 	handlers sync.WaitGroup // requests under way
 	stopped  chan struct{}  // closed by the first accepted shutdown
@@ -143,6 +137,7 @@ func open(ctx context.Context, cfg Config) (*server, error) {
 		return nil, err
 	}
 	s := &server{cfg: cfg, log: cfg.Logger, stopped: make(chan struct{}), buffers: newBuffers()}
+	s.lease.open(filepath.Join(cfg.Dir, leaseFile), boot)
 	s.info = wire.HostInfo{
 		HostID: id, BootID: boot, Protocol: wire.Protocol, Version: cfg.Version, Digest: cfg.Digest,
 		Runtime: runtime.String(), Started: time.Now().UTC(), Problems: cfg.Problems,
@@ -237,29 +232,4 @@ func (s *server) run(ctx context.Context, listener net.Listener) error {
 		return nil
 	}
 	return errdefs.Wrap(err, errdefs.Unavailable, "the host program cannot listen: %v", err)
-}
-
-// grant writes a default lease if no server has given one that still holds:
-// whoever starts a process is a living server.
-func (s *server) grant() error {
-	s.leaseMu.Lock()
-	defer s.leaseMu.Unlock()
-	if time.Now().Before(s.leaseUntil) {
-		return nil
-	}
-	return s.leaseLocked(DefaultLease)
-}
-
-func (s *server) lease(d time.Duration) error {
-	s.leaseMu.Lock()
-	defer s.leaseMu.Unlock()
-	return s.leaseLocked(d)
-}
-
-func (s *server) leaseLocked(d time.Duration) error {
-	if err := shim.WriteLease(s.reg.lease, d); err != nil {
-		return err
-	}
-	s.leaseUntil = time.Now().Add(d)
-	return nil
 }
