@@ -24,7 +24,7 @@ func TestModel(t *testing.T) {
 		}
 		defer os.RemoveAll(dir)
 		overflow := rapid.SampledFrom([]api.Overflow{api.OverflowBlock, api.OverflowDropOldest}).Draw(t, "overflow")
-		w, err := Create(Config{Dir: dir, Cap: MinCap, SegmentBytes: rapid.Int64Range(1, 16<<10).Draw(t, "segment"), Overflow: overflow})
+		w, err := Create(Config{Dir: dir, Cap: MinCap, SegmentBytes: rapid.Int64Range(600, 16<<10).Draw(t, "segment"), Overflow: overflow})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -121,21 +121,18 @@ const locateTries = 64
 // kept one if that is younger. Without any segment, and at the end of the log
 // when no limit is known, r.file is nil or the place is at the file's end.
 func (r *Reader) locate(cursor, limit int64) (int64, error) {
-	if r.file != nil && cursor >= r.at.cursor && r.at.cursor >= r.base {
-		switch found, err := r.seek(cursor); {
-		case err != nil:
-			return cursor, err
-		case found:
+	if r.file != nil && cursor >= r.at.cursor {
+		// Reading on: the frame is in the open segment, or mostly in the next.
+		found, err := r.seek(cursor)
+		if !found && err == nil {
+			if found, err = r.openNext(); found && err == nil {
+				found, err = r.seek(cursor)
+			}
+		}
+		if found && err == nil {
 			return cursor, nil
 		}
-		// The segment ends before cursor: the next one is named by its end.
-		switch ok, err := r.openSegment(r.at.cursor); {
-		case err != nil:
-			return cursor, err
-		case ok:
-			return r.locate(cursor, limit)
-		}
-		// Not there: it was deleted meanwhile, or is missing, or is to come.
+		// Not there, or damage that may not concern cursor: look from the start.
 	}
 	for range locateTries {
 		bases, err := listSegments(r.dir)
@@ -206,6 +203,15 @@ func (r *Reader) openSegment(base int64) (bool, error) {
 	return true, nil
 }
 
+// openNext opens the segment that follows the open one, which the place has
+// reached the end of. An empty segment has none: the next has its name.
+func (r *Reader) openNext() (bool, error) {
+	if r.at.cursor == r.base {
+		return false, nil
+	}
+	return r.openSegment(r.at.cursor)
+}
+
 // seek moves forward to the frame that holds cursor, looking at headers only. It
 // returns false, with the place at the segment's end, if the segment ends first.
 func (r *Reader) seek(cursor int64) (bool, error) {
@@ -274,7 +280,7 @@ func (r *Reader) take(cursor int64, max int, limit int64, buf []byte) ([]byte, i
 			return buf[start:end], cursor, r.after(end > start, readFailure(err, segmentName(r.base)))
 		}
 		if n == 0 { // the segment's end: go on in the next one, if it has begun
-			ok, err := r.openSegment(r.at.cursor)
+			ok, err := r.openNext()
 			if err != nil || !ok {
 				return buf[start:end], cursor, r.after(end > start, err)
 			}
