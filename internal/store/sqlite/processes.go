@@ -66,8 +66,9 @@ func (s *Store) CreateProcess(ctx context.Context, p store.Process, c store.Capa
 	if err := firstOf(p.Validate(), a.Validate()); err != nil {
 		return store.Process{}, false, err
 	}
-	if p.State != api.StateRequested && p.State != api.StateNeverStarted {
-		return store.Process{}, false, errdefs.New(errdefs.Invalid, "a new process is %s or %s, not %s", api.StateRequested, api.StateNeverStarted, p.State)
+	if p.State != api.StateRequested && p.State != api.StateStarting && p.State != api.StateNeverStarted {
+		return store.Process{}, false, errdefs.New(errdefs.Invalid, "a new process is %s, %s or %s, not %s",
+			api.StateRequested, api.StateStarting, api.StateNeverStarted, p.State)
 	}
 	p.Version = 1
 	m, err := mutableOf(&p)
