@@ -32,7 +32,10 @@ func (s *Store) NextGeneration(ctx context.Context) (int64, error) {
 		n, err = t.count(`SELECT generation FROM instance`)
 		return err
 	})
-	return n, err
+	if err != nil {
+		return 0, err
+	}
+	return n, nil
 }
 
 // change runs do in the writer's transaction and returns when it is durable.

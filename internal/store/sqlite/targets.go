@@ -51,7 +51,10 @@ func (s *Store) PutTarget(ctx context.Context, v store.Target) (store.Target, er
 		got, err = t.target(v.Name)
 		return err
 	})
-	return got, err
+	if err != nil {
+		return store.Target{}, err
+	}
+	return got, nil
 }
 
 // Target implements [store.Store].
@@ -81,7 +84,10 @@ func (s *Store) SetTargetEnabled(ctx context.Context, name string, enabled bool,
 		}
 		return t.audit(a)
 	})
-	return got, err
+	if err != nil {
+		return store.Target{}, err // what was read is not what is recorded
+	}
+	return got, nil
 }
 
 // SetTargetHost implements [store.Store].

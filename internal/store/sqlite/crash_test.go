@@ -1,0 +1,3 @@
+package sqlite
+
+func crashChild() bool { return false }

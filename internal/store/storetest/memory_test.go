@@ -1,0 +1,18 @@
+package storetest_test
+
+import (
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/stockade-run/stockade/internal/store"
+	"github.com/stockade-run/stockade/internal/store/storetest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// The model keeps the promises itself.
+func TestMemory(t *testing.T) {
+	t.Parallel()
+	storetest.Run(t, storetest.Config{Open: func(testing.TB) store.Store { return storetest.NewMemory() }})
+}
