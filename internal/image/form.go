@@ -5,19 +5,16 @@ import (
 	"bytes"
 	"compress/gzip"
 	"encoding/json"
-	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"path"
 	"path/filepath"
 	"runtime"
+	"slices"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/layout"
-	"github.com/google/go-containerregistry/pkg/v1/partial"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
-	"github.com/google/go-containerregistry/pkg/v1/types"
 
 	"github.com/stockade-run/stockade/internal/errdefs"
 )
@@ -88,18 +85,40 @@ func walkIndex(dir string, idx v1.ImageIndex, inherited string, depth int, found
 		if err != nil {
 			return err
 		}
-		if err := add(found, img, d.Digest.String(), name); err != nil {
-			return err
-		}
-		man, err := img.Manifest()
+		c, err := fromManifest(dir, img)
 		if err != nil {
 			return err
 		}
-		if err := blob(dir, man.Config.Digest); err != nil {
+		c.digest, c.names = d.Digest.String(), []string{name}
+		if err := add(found, c); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// fromManifest reads an image of a layout.
+func fromManifest(dir string, img v1.Image) (candidate, error) {
+	man, err := img.Manifest()
+	if err != nil {
+		return candidate{}, err
+	}
+	if err := blob(dir, man.Config.Digest); err != nil {
+		return candidate{}, err
+	}
+	cfg, err := img.ConfigFile()
+	if err != nil {
+		return candidate{}, err
+	}
+	layers, err := img.Layers()
+	if err != nil {
+		return candidate{}, err
+	}
+	c := candidate{config: cfg}
+	for _, l := range layers {
+		c.layers = append(c.layers, l.Uncompressed)
+	}
+	return c, nil
 }
 
 // blob checks a document of the layout. Only blobs named by SHA-256 were compared
@@ -112,25 +131,23 @@ func blob(dir string, h v1.Hash) error {
 }
 
 // add adds a candidate; one that stands under several names becomes one.
-func add(found *[]candidate, img v1.Image, digest string, names ...string) error {
-	at := -1
-	for i, c := range *found {
-		if c.digest == digest {
-			at = i
+func add(found *[]candidate, c candidate) error {
+	if n := len(c.layers); n > maxLayers {
+		return errdefs.New(errdefs.Exhausted, "the image has %d layers, the limit is %d", n, maxLayers)
+	} else if n != len(c.config.RootFS.DiffIDs) {
+		return errdefs.New(errdefs.Invalid, "the image has %d layers, its configuration names %d", n, len(c.config.RootFS.DiffIDs))
+	}
+	c.names = slices.DeleteFunc(c.names, func(n string) bool { return n == "" })
+	for i := range *found {
+		if have := &(*found)[i]; have.digest == c.digest {
+			have.names = append(have.names, c.names...)
+			return nil
 		}
 	}
-	if at < 0 {
-		if len(*found) == maxImages {
-			return errdefs.New(errdefs.Exhausted, "the archive holds more than %d images, the limit", maxImages)
-		}
-		*found = append(*found, candidate{image: img, digest: digest})
-		at = len(*found) - 1
+	if len(*found) == maxImages {
+		return errdefs.New(errdefs.Exhausted, "the archive holds more than %d images, the limit", maxImages)
 	}
-	for _, n := range names {
-		if n != "" {
-			(*found)[at].names = append((*found)[at].names, n)
-		}
-	}
+	*found = append(*found, c)
 	return nil
 }
 
@@ -150,33 +167,40 @@ func fromDocker(dir string) ([]candidate, error) {
 	}
 	var found []candidate
 	for _, d := range all {
-		if !fs.ValidPath(path.Clean(d.Config)) || len(d.Layers) > maxLayers {
-			return nil, errdefs.New(errdefs.Invalid, "the archive's manifest.json is not valid")
-		}
-		img, err := openSaved(dir, d)
+		c, err := fromSaved(dir, d)
 		if err != nil {
 			return nil, err
 		}
-		raw, err := img.RawConfigFile()
-		if err != nil {
-			return nil, err
+		if os, arch := c.config.OS, c.config.Architecture; os != "" && os != runtime.GOOS || arch != "" && arch != runtime.GOARCH {
+			return nil, errdefs.New(errdefs.Invalid, "the image is for %s/%s, this machine is %s/%s", clip(os), clip(arch), runtime.GOOS, runtime.GOARCH)
 		}
-		digest, _, err := v1.SHA256(bytes.NewReader(raw))
-		if err != nil {
-			return nil, err
-		}
-		cfg, err := img.ConfigFile()
-		if err != nil {
-			return nil, err
-		}
-		if cfg.OS != "" && cfg.OS != runtime.GOOS || cfg.Architecture != "" && cfg.Architecture != runtime.GOARCH {
-			return nil, errdefs.New(errdefs.Invalid, "the image is for %s/%s, this machine is %s/%s", clip(cfg.OS), clip(cfg.Architecture), runtime.GOOS, runtime.GOARCH)
-		}
-		if err := add(&found, img, digest.String(), d.RepoTags...); err != nil {
+		if err := add(&found, c); err != nil {
 			return nil, err
 		}
 	}
 	return found, nil
+}
+
+// fromSaved reads an image of a docker-save archive from the archive's files:
+// the library's own reader scans the whole archive for each of them.
+func fromSaved(dir string, d tarball.Descriptor) (candidate, error) {
+	raw, err := document(dir, path.Clean(d.Config))
+	if err != nil {
+		return candidate{}, err
+	}
+	cfg, err := v1.ParseConfigFile(bytes.NewReader(raw))
+	if err != nil {
+		return candidate{}, err
+	}
+	digest, _, err := v1.SHA256(bytes.NewReader(raw))
+	if err != nil {
+		return candidate{}, err
+	}
+	c := candidate{digest: digest.String(), names: d.RepoTags, config: cfg}
+	for _, file := range d.Layers {
+		c.layers = append(c.layers, savedLayer(dir, path.Clean(file)))
+	}
+	return c, nil
 }
 
 // document reads a small file of an archive, which may hold links.
@@ -206,71 +230,25 @@ func smallMetadata(file string) error {
 	return nil
 }
 
-// saved is one image of a docker-save archive, read from the files of the
-// archive: the library's own reader scans the whole archive for each of them.
-type saved struct {
-	dir    string
-	config []byte
-	layers map[v1.Hash]string // file of each layer by its diff id
-}
-
-func openSaved(dir string, d tarball.Descriptor) (v1.Image, error) {
-	s := &saved{dir: dir, layers: map[v1.Hash]string{}}
-	var err error
-	if s.config, err = document(dir, path.Clean(d.Config)); err != nil {
-		return nil, err
-	}
-	cfg, err := v1.ParseConfigFile(bytes.NewReader(s.config))
-	if err != nil {
-		return nil, err
-	}
-	if len(cfg.RootFS.DiffIDs) != len(d.Layers) {
-		return nil, errdefs.New(errdefs.Invalid, "the image has %d layers, its configuration names %d", len(d.Layers), len(cfg.RootFS.DiffIDs))
-	}
-	for i, id := range cfg.RootFS.DiffIDs {
-		s.layers[id] = path.Clean(d.Layers[i])
-	}
-	return partial.UncompressedToImage(s)
-}
-
-func (s *saved) RawConfigFile() ([]byte, error) { return s.config, nil }
-
-func (s *saved) MediaType() (types.MediaType, error) { return types.DockerManifestSchema2, nil }
-
-func (s *saved) LayerByDiffID(id v1.Hash) (partial.UncompressedLayer, error) {
-	file, ok := s.layers[id]
-	if !ok {
-		return nil, fmt.Errorf("no layer %s", id)
-	}
-	return &savedLayer{dir: s.dir, file: file, id: id}, nil
-}
-
-type savedLayer struct {
-	dir, file string
-	id        v1.Hash
-}
-
-func (l *savedLayer) DiffID() (v1.Hash, error) { return l.id, nil }
-
-func (l *savedLayer) MediaType() (types.MediaType, error) { return types.DockerLayer, nil }
-
-// Uncompressed opens the layer. The archive may hold links, so it is opened
-// below the archive's own directory.
-func (l *savedLayer) Uncompressed() (io.ReadCloser, error) {
-	f, err := os.OpenInRoot(l.dir, l.file)
-	if err != nil {
-		return nil, errdefs.Wrap(err, errdefs.Invalid, "the image archive lacks the layer %s", clip(l.file))
-	}
-	br := bufio.NewReaderSize(f, 64<<10)
-	if head, _ := br.Peek(2); len(head) == 2 && head[0] == 0x1f && head[1] == 0x8b {
-		z, err := gzip.NewReader(br)
+// savedLayer opens a layer, which some programs save compressed. The archive may
+// hold links, so it is opened below the archive's own directory.
+func savedLayer(dir, file string) opener {
+	return func() (io.ReadCloser, error) {
+		f, err := os.OpenInRoot(dir, file)
 		if err != nil {
-			f.Close()
-			return nil, err
+			return nil, errdefs.Wrap(err, errdefs.Invalid, "the image archive lacks the layer %s", clip(file))
 		}
-		return readCloser{z, f}, nil
+		br := bufio.NewReaderSize(f, 64<<10)
+		if head, _ := br.Peek(2); len(head) == 2 && head[0] == 0x1f && head[1] == 0x8b {
+			z, err := gzip.NewReader(br)
+			if err != nil {
+				f.Close()
+				return nil, err
+			}
+			return readCloser{z, f}, nil
+		}
+		return readCloser{br, f}, nil
 	}
-	return readCloser{br, f}, nil
 }
 
 type readCloser struct {

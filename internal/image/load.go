@@ -18,7 +18,6 @@ import (
 	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
-	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"golang.org/x/sys/unix"
 
 	"github.com/stockade-run/stockade/internal/errdefs"
@@ -72,12 +71,16 @@ func (s *Store) Load(ctx context.Context, name string, r io.Reader) ([]wire.Imag
 	return infos, nil
 }
 
-// candidate is an image of an archive whose blobs were checked.
+// candidate is an image of an archive whose documents were checked. Its layers
+// are checked as they are unpacked.
 type candidate struct {
-	image  v1.Image
 	digest string
 	names  []string
+	config *v1.ConfigFile
+	layers []opener // uncompressed, lowest first; as many as config has diff ids
 }
+
+type opener func() (io.ReadCloser, error)
 
 // receive stores the archive and finds the images in it.
 func (s *Store) receive(ctx context.Context, tmp string, r io.Reader) ([]candidate, error) {
@@ -218,7 +221,7 @@ func (s *Store) unpack(ctx context.Context, tmp string, c candidate) (wire.Image
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	r, err := s.name(ctx, c.digest, c.names)
+	r, err := s.name(c.digest, c.names)
 	if err != nil {
 		return wire.ImageInfo{}, err
 	}
@@ -226,13 +229,6 @@ func (s *Store) unpack(ctx context.Context, tmp string, c candidate) (wire.Image
 }
 
 func (s *Store) make(ctx context.Context, tmp, dir string, c candidate) error {
-	cfg, err := c.image.ConfigFile()
-	if err != nil {
-		return err
-	}
-	if err := s.verify(ctx, c.image, cfg); err != nil {
-		return err
-	}
 	rootfs := filepath.Join(tmp, "rootfs")
 	if err := os.MkdirAll(rootfs, 0o755); err != nil {
 		return err
@@ -242,18 +238,20 @@ func (s *Store) make(ctx context.Context, tmp, dir string, c candidate) error {
 		return err
 	}
 	defer root.Close()
-	files := mutate.Extract(c.image)
-	size, err := tartree.Extract(ctx, root, files, tartree.ExtractOptions{Limits: s.limits, Image: true, Perm: perm})
-	// Closing ends the goroutine that writes into the pipe; the layers were read
-	// once already, so it is soon done.
-	files.Close()
-	if err != nil {
-		return err
+	limits, size := s.limits, int64(0)
+	for i := range c.layers {
+		st, err := unpackLayer(ctx, root, c, i, limits)
+		if err != nil {
+			return err
+		}
+		size += st.Bytes
+		// At least one of each is left: 0 would mean the default.
+		limits.Bytes, limits.Entries = max(limits.Bytes-st.Bytes, 1), max(limits.Entries-st.Entries, 1)
 	}
 	if err := root.Chmod(".", 0o755); err != nil {
 		return err
 	}
-	rec := record{Digest: c.digest, Size: size, Created: time.Now().UTC().Truncate(time.Second), Path: pathOf(cfg)}
+	rec := record{Digest: c.digest, Size: size, Created: time.Now().UTC().Truncate(time.Second), Path: pathOf(c.config)}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := os.Chmod(tmp, 0o711); err != nil {
@@ -300,42 +298,34 @@ func pathOf(cfg *v1.ConfigFile) string {
 	return ""
 }
 
-// verify reads every layer once and compares it with the diff id that the
-// configuration, whose own digest is known, states for it. It also bounds what
-// a layer may grow to when decompressed.
-func (s *Store) verify(ctx context.Context, img v1.Image, cfg *v1.ConfigFile) error {
-	layers, err := img.Layers()
+// unpackLayer puts a layer over those below it, and compares what it read with
+// the diff id that the configuration, whose own digest is known, states.
+func unpackLayer(ctx context.Context, root *os.Root, c candidate, i int, limits tartree.Limits) (tartree.Stats, error) {
+	rc, err := c.layers[i]()
 	if err != nil {
-		return err
+		return tartree.Stats{}, err
 	}
-	if len(layers) > maxLayers {
-		return errdefs.New(errdefs.Exhausted, "the image has %d layers, the limit is %d", len(layers), maxLayers)
+	defer rc.Close()
+	h := sha256.New()
+	// A tar archive is larger than its files: headers, padding, an empty end. What
+	// goes on beyond that is a bomb.
+	most := limits.Bytes + int64(limits.Entries)*4096 + 1<<20
+	r := &io.LimitedReader{R: io.TeeReader(&ctxReader{ctx, rc}, h), N: most}
+	st, err := tartree.Extract(ctx, root, r, tartree.ExtractOptions{Limits: limits, Image: true, Perm: perm})
+	if err != nil {
+		return st, err
 	}
-	if len(layers) != len(cfg.RootFS.DiffIDs) {
-		return errdefs.New(errdefs.Invalid, "the image has %d layers, its configuration names %d", len(layers), len(cfg.RootFS.DiffIDs))
+	if _, err := io.Copy(io.Discard, r); err != nil {
+		return st, err
 	}
-	// A tar archive is larger than its files: a header per entry.
-	left := s.limits.Bytes + int64(s.limits.Entries)*4096
-	for i, l := range layers {
-		rc, err := l.Uncompressed()
-		if err != nil {
-			return err
-		}
-		h := sha256.New()
-		n, err := io.Copy(h, io.LimitReader(&ctxReader{ctx, rc}, left+1))
-		rc.Close()
-		if err != nil {
-			return err
-		}
-		if left -= n; left < 0 {
-			return errdefs.New(errdefs.Exhausted, "the image's layers have more than %d bytes unpacked, the limit", s.limits.Bytes)
-		}
-		if want := cfg.RootFS.DiffIDs[i]; want.Algorithm != "sha256" || want.Hex != hex.EncodeToString(h.Sum(nil)) {
-			return errdefs.New(errdefs.Invalid, "layer %d of the image does not have the digest its configuration states (%s)", i+1, want).
-				WithNext("the archive was damaged or changed; make it again")
-		}
+	if r.N == 0 {
+		return st, errdefs.New(errdefs.Exhausted, "layer %d of the image has more than %d bytes unpacked, the limit", i+1, most)
 	}
-	return nil
+	if want := c.config.RootFS.DiffIDs[i]; want.Algorithm != "sha256" || want.Hex != hex.EncodeToString(h.Sum(nil)) {
+		return st, errdefs.New(errdefs.Invalid, "layer %d of the image does not have the digest its configuration states (%s)", i+1, want).
+			WithNext("the archive was damaged or changed; make it again")
+	}
+	return st, nil
 }
 
 // explain makes errors of foreign decoders invalid: the archive is to blame.

@@ -2,7 +2,6 @@ package image
 
 import (
 	"cmp"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -234,7 +233,7 @@ func (s *Store) Remove(ref string, inUse func(digest string) error) error {
 }
 
 // name gives names to an image that is there, taking them from others.
-func (s *Store) name(ctx context.Context, digest string, names []string) (record, error) {
+func (s *Store) name(digest string, names []string) (record, error) {
 	rs, err := s.all()
 	if err != nil {
 		return record{}, err

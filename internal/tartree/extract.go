@@ -21,10 +21,11 @@ type ExtractOptions struct {
 	Limits Limits
 	// UID and GID own everything that is made.
 	UID, GID int
-	// Image extracts a trusted-by-digest root file system into a directory nobody
-	// else uses: device nodes and FIFOs are left out instead of refused, absolute
-	// symbolic links are followed as inside a container, and where a directory
-	// clashes with a link, the directory stays.
+	// Image extracts a layer of a root file system over the layers below it, in a
+	// directory nobody else uses: an entry replaces whatever is there, whiteouts
+	// of the OCI image specification delete, device nodes and FIFOs are left out
+	// instead of refused, and absolute symbolic links are followed as inside a
+	// container.
 	Image bool
 	// Perm returns the permission bits of an entry; nil is those of the archive.
 	// Set-user-id, set-group-id and sticky bits are dropped in any case.
@@ -34,44 +35,57 @@ type ExtractOptions struct {
 	Check func(name string) error
 }
 
+// Stats says what an archive held.
+type Stats struct {
+	Bytes   int64 // content of files
+	Entries int
+}
+
 // Extract reads an archive to its end and makes its entries below root. Missing
 // parents are made with mode 0755. An existing file or link is replaced, never
 // written through; an existing directory is kept and gets the archive's mode; a
 // directory is never replaced by something else. Errors: invalid for an archive
 // that is damaged or asks for what is not allowed, exhausted for limits and full
-// disks. What was made before an error stays. It returns the content's bytes.
-func Extract(ctx context.Context, root *os.Root, r io.Reader, opt ExtractOptions) (int64, error) {
+// disks. What was made before an error stays.
+func Extract(ctx context.Context, root *os.Root, r io.Reader, opt ExtractOptions) (Stats, error) {
 	x := &extraction{root: root, opt: opt, budget: budget{limits: opt.Limits.filled()}}
-	tr := tar.NewReader(r)
+	if opt.Image {
+		x.made = map[string]bool{}
+	}
+	err := x.run(ctx, tar.NewReader(r))
+	return Stats{Bytes: x.budget.bytes, Entries: x.budget.entries}, err
+}
+
+func (x *extraction) run(ctx context.Context, tr *tar.Reader) error {
 	for {
 		if err := ctx.Err(); err != nil {
-			return x.budget.bytes, err
+			return err
 		}
 		h, err := tr.Next()
 		if err == io.EOF {
 			break
 		}
 		if err != nil {
-			return x.budget.bytes, damaged(err)
+			return damaged(err)
 		}
 		if err := x.budget.entry(); err != nil {
-			return x.budget.bytes, err
+			return err
 		}
 		if err := x.entry(ctx, h, tr); err != nil {
-			return x.budget.bytes, explain(err, "make", h.Name)
+			return explain(err, "make", h.Name)
 		}
 	}
 	// Hard links whose target came later in the archive.
 	for _, l := range x.links {
 		if err := x.link(l[0], l[1]); err != nil {
-			return x.budget.bytes, explain(err, "link", l[1])
+			return explain(err, "link", l[1])
 		}
 	}
 	for _, d := range x.dirs {
 		// Times are decoration; the directory may have been removed meanwhile.
-		root.Chtimes(d.name, d.time, d.time)
+		x.root.Chtimes(d.name, d.time, d.time)
 	}
-	return x.budget.bytes, nil
+	return nil
 }
 
 func damaged(err error) error {
@@ -93,8 +107,9 @@ type extraction struct {
 	root   *os.Root
 	opt    ExtractOptions
 	budget budget
-	dirs   []dirTime   // at most one per entry
-	links  [][2]string // target, name
+	dirs   []dirTime       // at most one per entry
+	links  [][2]string     // target, name
+	made   map[string]bool // of an image: this layer's paths and their parents
 }
 
 func (x *extraction) perm(h *tar.Header) fs.FileMode {
@@ -116,6 +131,14 @@ func (x *extraction) entry(ctx context.Context, h *tar.Header, content io.Reader
 	}
 	if name, err = x.parents(name); err != nil {
 		return err
+	}
+	if x.opt.Image {
+		if done, err := x.whiteout(name); done || err != nil {
+			return err
+		}
+		for p := name; p != "." && !x.made[p]; p = path.Dir(p) {
+			x.made[p] = true
+		}
 	}
 	switch h.Typeflag {
 	case tar.TypeDir:
@@ -237,22 +260,13 @@ func (x *extraction) inside(dir string) (string, error) {
 }
 
 func (x *extraction) dir(name string, h *tar.Header) error {
+	if name == "." && !x.opt.Image {
+		return nil // the directory it is extracted into keeps its mode
+	}
 	if name != "." {
-		err := x.root.Mkdir(name, 0o755)
-		if errors.Is(err, fs.ErrExist) {
-			var st fs.FileInfo
-			if st, err = x.root.Stat(name); err == nil && !st.IsDir() {
-				return errdefs.New(errdefs.Invalid, "%q exists and is not a directory", clip(h.Name))
-			}
-			if x.opt.Image && err != nil {
-				return nil // a link to somewhere outside or to nothing stays
-			}
-		}
-		if err != nil {
+		if err := x.mkdir(name, h); err != nil {
 			return err
 		}
-	} else if !x.opt.Image {
-		return nil // the directory it is extracted into keeps its mode
 	}
 	if err := x.root.Chmod(name, x.perm(h)); err != nil {
 		return err
@@ -264,30 +278,52 @@ func (x *extraction) dir(name string, h *tar.Header) error {
 	return nil
 }
 
-// clear makes room for a file or link at name. A directory is never removed.
-func (x *extraction) clear(name string, h *tar.Header) (taken bool, err error) {
+func (x *extraction) mkdir(name string, h *tar.Header) error {
+	err := x.root.Mkdir(name, 0o755)
+	if !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	if x.opt.Image {
+		if st, err := x.root.Lstat(name); err != nil || st.IsDir() {
+			return err
+		}
+		if err := x.root.Remove(name); err != nil {
+			return err
+		}
+		return x.root.Mkdir(name, 0o755)
+	}
+	st, err := x.root.Stat(name)
+	if err == nil && !st.IsDir() {
+		err = errdefs.New(errdefs.Invalid, "%q exists and is not a directory", clip(h.Name))
+	}
+	return err
+}
+
+// clear makes room for a file or link at name. A directory is removed only by
+// the layer of an image.
+func (x *extraction) clear(name string) error {
 	if name == "." {
-		return false, errdefs.New(errdefs.Invalid, "the archive would replace its own directory by a file")
+		return errdefs.New(errdefs.Invalid, "the archive would replace its own directory by a file")
 	}
 	st, err := x.root.Lstat(name)
 	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
+		return nil
 	}
 	if err != nil {
-		return false, err
+		return err
 	}
 	if st.IsDir() {
 		if x.opt.Image {
-			return true, nil
+			return x.root.RemoveAll(name)
 		}
-		return false, errdefs.New(errdefs.Invalid, "%q exists and is a directory; a directory is not replaced by a file", clip(h.Name)).
+		return errdefs.New(errdefs.Invalid, "%q exists and is a directory; a directory is not replaced by a file", clip(name)).
 			WithNext("remove it first")
 	}
-	return false, x.root.Remove(name)
+	return x.root.Remove(name)
 }
 
 func (x *extraction) file(ctx context.Context, name string, h *tar.Header, content io.Reader) error {
-	if taken, err := x.clear(name, h); err != nil || taken {
+	if err := x.clear(name); err != nil {
 		return err
 	}
 	f, err := x.root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
@@ -324,7 +360,7 @@ func (x *extraction) symlink(name string, h *tar.Header) error {
 	if h.Linkname == "" || len(h.Linkname) > maxName {
 		return errdefs.New(errdefs.Invalid, "the symbolic link %q has no usable target", clip(h.Name))
 	}
-	if taken, err := x.clear(name, h); err != nil || taken {
+	if err := x.clear(name); err != nil {
 		return err
 	}
 	// Where it points is not looked at: it is followed only by those who are
@@ -353,7 +389,7 @@ func (x *extraction) link(target, name string) error {
 	if !st.Mode().IsRegular() && st.Mode()&fs.ModeSymlink == 0 {
 		return errdefs.New(errdefs.Invalid, "%q is a hard link to something that is not a file", clip(name))
 	}
-	if taken, err := x.clear(name, &tar.Header{Name: name}); err != nil || taken {
+	if err := x.clear(name); err != nil {
 		return err
 	}
 	return x.root.Link(target, name)
