@@ -9,10 +9,10 @@ export CGO_ENABLED = 0
 
 .PHONY: build demo test lint unit race setup setup-agents bench clean
 
-# Both binaries, static: the host program is also bind-mounted into boxes, whose
+# The binaries, static: the host program is also bind-mounted into boxes, whose
 # root file system may have no C library.
 build:
-	$(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/stockade ./cmd/stockade-host
+	$(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/stockade ./cmd/stockade-host ./cmd/testagent
 
 # What the machine lacks for boxes; says what it installs.
 setup:

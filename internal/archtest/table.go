@@ -44,6 +44,7 @@ var Floors = []Floor{
 		{"internal/secret", false, "keys, hashes, private files, signatures"},
 		{"internal/spool", false, "the log of a process on disk"},
 		{"internal/tartree", false, "tar archives in and out of a directory that is never left"},
+		{"internal/tartree", false, "tar archives in and out of a directory that is never left"},
 	}},
 	{"mechanism", []Room{
 		{"internal/store/sqlite", false, "the ledger in SQLite"},
@@ -79,12 +80,18 @@ var Floors = []Floor{
 		{"internal/testmodel", false, "a scripted model server"},
 		{"internal/testagent", false, "a scripted ACP agent"},
 		{"internal/server", false, "stockade serve, put together"},
+		{"internal/serverproc", false, "stockade serve as a child, to kill and start again"},
+	}},
+	{"shows", []Room{
 		{"internal/demo", false, "stockade demo"},
 		{"internal/bench", false, "stockade bench"},
+	}},
+	{"commands", []Room{
 		{"internal/cli", false, "every command a person types"},
 	}},
 	{"programs", []Room{
 		{"cmd/stockade", false, "the server and the command line"},
+		{"cmd/testagent", false, "the scripted agent, for the demo and tests"},
 		{"cmd/stockade-host", false, "what goes onto a machine where agents run"},
 		{"internal/archtest", false, "this table"},
 	}},

@@ -2,7 +2,7 @@ package cli
 
 import (
 	"errors"
-	"os/exec"
+	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -76,14 +76,9 @@ func childExit(e *api.Exit) int {
 func signalNumber(name string) syscall.Signal { return unix.SignalNum(name) }
 
 // isNotFound tells a missing command from one that cannot be executed, by the
-// texts of exec: both are kept in the exit's detail.
+// words of init (package shim, lookpath.go) and of execve(2).
 func isNotFound(detail string) bool {
-	for _, text := range []string{exec.ErrNotFound.Error(), syscall.ENOENT.Error()} {
-		if len(detail) >= len(text) && containsFold(detail, text) {
-			return true
-		}
-	}
-	return false
+	return strings.Contains(detail, "not found") || strings.Contains(detail, syscall.ENOENT.Error())
 }
 
 // complain prints an error for a person, or as a problem for a program.

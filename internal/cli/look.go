@@ -119,7 +119,7 @@ func outcome(e api.Exit) string {
 	case api.ExitDeadline:
 		return "killed at its deadline"
 	case api.ExitSpawnFailed:
-		return "never started: " + e.Detail
+		return "could not be started: " + e.Detail
 	default:
 		if e.Detail != "" {
 			return "unknown: " + e.Detail
@@ -276,11 +276,11 @@ clears it and says what was checked.`}
 				return err
 			}
 			if a.json {
-				return a.printJSON(client.List[api.Fence]{Items: fences})
+				return a.printJSON(fences)
 			}
 			now := time.Now()
 			var rows [][]string
-			for _, f := range fences {
+			for _, f := range fences.Items {
 				state := "STANDS"
 				if f.ClearedAt != nil {
 					state = "cleared by " + f.ClearedBy

@@ -85,10 +85,6 @@ func size(n int64) string {
 	return fmt.Sprintf("%.1f %ciB", v, units[i])
 }
 
-func containsFold(s, part string) bool {
-	return strings.Contains(strings.ToLower(s), strings.ToLower(part))
-}
-
 // terminal returns the file behind w if it is a terminal.
 func terminal(w any) (*os.File, bool) {
 	f, ok := w.(*os.File)

@@ -20,6 +20,7 @@ import (
 	"github.com/stockade-run/stockade/internal/box"
 	"github.com/stockade-run/stockade/internal/broker"
 	"github.com/stockade-run/stockade/internal/config"
+	"github.com/stockade-run/stockade/internal/driver"
 	boxdriver "github.com/stockade-run/stockade/internal/driver/box"
 	"github.com/stockade-run/stockade/internal/errdefs"
 	"github.com/stockade-run/stockade/internal/gateway"
@@ -81,7 +82,7 @@ func Run(ctx context.Context, o Options) (err error) {
 	if err != nil {
 		return err
 	}
-	driver, err := localDriver(o, state.path, log)
+	local, err := localDriver(o.Config, state.path, log)
 	if err != nil {
 		return err
 	}
@@ -90,10 +91,10 @@ func Run(ctx context.Context, o Options) (err error) {
 		return err
 	}
 
-	counters := metrics.New()
+	counters := metrics.New(o.Version)
 	brk, err := broker.New(broker.Config{
 		Store: ledger, Signer: signer, Gateway: gatewayAdapter{gw}, Logger: log, Limits: brokerLimits(o.Config),
-		Targets: []broker.TargetConfig{{Name: localTarget, Driver: driver, MaxBoxes: o.Config.Box.MaxPerTarget}},
+		Targets: []broker.TargetConfig{{Name: localTarget, Driver: local, MaxBoxes: o.Config.Box.MaxPerTarget}},
 	})
 	if err != nil {
 		return err
@@ -166,7 +167,7 @@ func Run(ctx context.Context, o Options) (err error) {
 		err = errors.Join(err, serr)
 	}
 	err = errors.Join(err, boxes.Stop(stop), brk.Stop(stop), gw.Close(stop))
-	switch serr := driver.Stop(stop); {
+	switch serr := local.Stop(stop); {
 	case serr == nil, errdefs.Is(serr, errdefs.Conflict): // conflict: something lives there, as it should
 	default:
 		log.Warn("the host program did not stop", "err", serr)
@@ -218,26 +219,36 @@ func hostProgram(c config.Config) (string, error) {
 	return filepath.Abs(path)
 }
 
-func localDriver(o Options, state string, log *slog.Logger) (*boxdriver.Driver, error) {
-	exe, err := hostProgram(o.Config)
+// stoppingDriver is a driver that ends its host program with the server when
+// nothing lives there.
+type stoppingDriver interface {
+	driver.Driver
+	driver.Stopper
+}
+
+func localDriver(c config.Config, state string, log *slog.Logger) (stoppingDriver, error) {
+	if c.Host.Socket != "" {
+		return foreignHost{socket: c.Host.Socket}, nil
+	}
+	exe, err := hostProgram(c)
 	if err != nil {
 		return nil, err
 	}
 	var args []string
-	if o.Config.Host.Runtime != "" {
-		args = append(args, "--runtime", o.Config.Host.Runtime)
+	if c.Host.Runtime != "" {
+		args = append(args, "--runtime", c.Host.Runtime)
 	}
-	for _, dir := range o.Config.Host.ProfileDirs {
+	for _, dir := range c.Host.ProfileDirs {
 		args = append(args, "--profile-dir", dir)
 	}
-	for _, tool := range o.Config.Host.Tools {
+	for _, tool := range c.Host.Tools {
 		args = append(args, "--tool", tool)
 	}
-	for _, dir := range o.Config.Host.AllowMounts {
+	for _, dir := range c.Host.AllowMounts {
 		args = append(args, "--allow-mount", dir)
 	}
 	return boxdriver.New(boxdriver.Config{
-		HostExe: exe, Dir: filepath.Join(state, "host"), Args: args, Version: o.Version, Logger: log,
+		HostExe: exe, Dir: filepath.Join(state, "host"), Args: args, Logger: log,
 	}), nil
 }
 

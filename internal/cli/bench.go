@@ -1,0 +1,54 @@
+package cli
+
+import (
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/stockade-run/stockade/internal/bench"
+	"github.com/stockade-run/stockade/internal/errdefs"
+)
+
+func (a *app) benchCommand() *cobra.Command {
+	cfg := bench.Config{Version: a.Version}
+	var dir string
+	c := &cobra.Command{
+		Use: "bench", Short: "Measure this machine against the targets", Args: cobra.NoArgs,
+		Long: `Measures what the promises cost here, each figure beside a baseline measured in the same run:
+latency of an open, first byte, output throughput, close to receipt, memory. Takes a few
+minutes, starts its own servers in a new directory and leaves nothing behind. Needs root.`,
+		Example: "  stockade bench\n  stockade bench --json > bench.json",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			exe, err := os.Executable()
+			if err != nil {
+				return errdefs.Wrap(err, errdefs.Unavailable, "the path of this program is not known: %v", err)
+			}
+			cfg.Stockade = exe
+			if cfg.Dir, err = os.MkdirTemp(dir, "stockade-bench-"); err != nil {
+				return errdefs.Wrap(err, errdefs.Unavailable, "no directory can be made: %v", fsReason(err))
+			}
+			defer os.RemoveAll(cfg.Dir)
+			cfg.Progress = func(what string) { a.say("measuring %s …", what) }
+			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
+			defer stop()
+			report, err := bench.Run(ctx, cfg)
+			if err != nil {
+				return err
+			}
+			if a.json {
+				return a.printJSON(report)
+			}
+			return report.Print(a.Stdout)
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&dir, "dir", "", "where to measure (default: the system's temporary directory)")
+	f.IntVar(&cfg.Idle, "idle", 5000, "idle attached processes")
+	f.IntVar(&cfg.Opens, "opens", 200, "opens to time one after the other")
+	f.IntVar(&cfg.Callers, "callers", 64, "callers that open at once")
+	f.IntVar(&cfg.Starts, "starts", 20, "processes started and closed in a box")
+	f.Int64Var(&cfg.Bytes, "bytes", 1<<30, "bytes of output to stream")
+	return c
+}

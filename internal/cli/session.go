@@ -1,0 +1,198 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/term"
+
+	"github.com/stockade-run/stockade/client"
+	"github.com/stockade-run/stockade/internal/api"
+	"github.com/stockade-run/stockade/internal/errdefs"
+)
+
+// errDetached ends a session whose person left with Ctrl-P Ctrl-Q.
+var errDetached = errors.New("detached")
+
+// sessionOptions says how to be attached to a process.
+type sessionOptions struct {
+	cursor string
+	stdin  bool
+	offset int64 // of the next input byte
+	tty    bool
+	grace  time.Duration
+}
+
+// session forwards input, output, signals and terminal sizes until the process
+// has ended, and returns how.
+func (a *app) session(parent context.Context, proc *client.Process, o sessionOptions) (api.Exit, error) {
+	ctx, cancel := context.WithCancelCause(parent)
+	defer cancel(nil)
+	if o.tty {
+		restore, err := a.rawTerminal()
+		if err != nil {
+			return api.Exit{}, err
+		}
+		defer restore()
+	}
+	var helpers sync.WaitGroup
+	defer helpers.Wait()
+	defer cancel(nil) // before Wait
+	helpers.Go(func() { a.forwardSignals(ctx, proc, o) })
+	if o.stdin {
+		// Not waited for: a read of the terminal cannot be interrupted.
+		go a.forwardStdin(ctx, cancel, proc, o)
+	}
+	copied, err := proc.Copy(ctx, a.Stdout, a.Stderr, client.OutputOptions{Cursor: o.cursor, Ack: true, OnGap: func(g client.Gap) {
+		a.say("stockade: %d bytes from cursor %s to %s are no longer kept", g.Bytes, g.From, g.To)
+	}})
+	if cause := context.Cause(ctx); errors.Is(cause, errDetached) {
+		return api.Exit{}, errDetached
+	}
+	if err != nil {
+		return api.Exit{}, err
+	}
+	if copied.Exit != nil {
+		return *copied.Exit, nil
+	}
+	return proc.Wait(ctx)
+}
+
+// forwardStdin copies this command's input to the process and its end after it.
+// That the process stopped reading or ended is no failure of the session.
+func (a *app) forwardStdin(ctx context.Context, cancel context.CancelCauseFunc, proc *client.Process, o sessionOptions) {
+	in := io.Reader(a.Stdin)
+	if o.tty {
+		in = &detachReader{r: in, detach: func() { cancel(errDetached) }}
+	}
+	w := proc.StdinAt(ctx, o.offset)
+	_, err := io.Copy(w, in)
+	if err == nil {
+		err = w.Close()
+	}
+	if err != nil && ctx.Err() == nil && !client.IsCode(err, client.Conflict) && !client.IsCode(err, client.Cancelling) {
+		a.say("stockade: input is no longer forwarded: %v", err)
+	}
+}
+
+// detachReader watches for Ctrl-P Ctrl-Q, docker's keys to leave a terminal.
+type detachReader struct {
+	r      io.Reader
+	detach func()
+	held   bool // a Ctrl-P was read and not passed on
+}
+
+const ctrlP, ctrlQ = 0x10, 0x11
+
+// Read passes on what was read but for the keys to leave.
+func (d *detachReader) Read(p []byte) (int, error) {
+	buf := make([]byte, max(1, len(p)-1))
+	for {
+		n, err := d.r.Read(buf)
+		out := p[:0]
+		for _, c := range buf[:n] {
+			if d.held {
+				if c == ctrlQ {
+					d.detach()
+					return len(out), io.EOF
+				}
+				out = append(out, ctrlP)
+				d.held = false
+			}
+			if c == ctrlP {
+				d.held = true
+				continue
+			}
+			out = append(out, c)
+		}
+		if len(out) > 0 || err != nil {
+			return len(out), err
+		}
+	}
+}
+
+// forwardSignals makes the first SIGINT or SIGTERM a polite close and the second
+// a kill, and keeps the size of the process's terminal.
+func (a *app) forwardSignals(ctx context.Context, proc *client.Process, o sessionOptions) {
+	ch := make(chan os.Signal, 8)
+	signal.Notify(ch, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	if o.tty {
+		signal.Notify(ch, syscall.SIGWINCH)
+		ch <- syscall.SIGWINCH // the size may have changed since it was opened
+	}
+	defer signal.Stop(ch)
+	var closing sync.WaitGroup
+	defer closing.Wait()
+	asked := 0
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case s := <-ch:
+			if s == syscall.SIGWINCH {
+				if size, err := a.terminalSize(); err == nil {
+					_ = proc.Resize(ctx, *size)
+				}
+				continue
+			}
+			asked++
+			grace := o.grace
+			switch {
+			case s == syscall.SIGHUP: // the terminal is gone; nobody can press twice
+			case asked == 1:
+				a.say("\nstockade: asking the command to stop; once more to kill it")
+			default:
+				grace = 0
+			}
+			if asked > 2 {
+				continue
+			}
+			ms := grace.Milliseconds()
+			closing.Go(func() {
+				reason := fmt.Sprintf("%v at the command line", s)
+				// A close goes on when the session is over: it must not be taken back.
+				cctx, stop := bounded(ctx, grace+time.Minute)
+				defer stop()
+				if _, err := proc.Close(cctx, api.CloseRequest{Reason: reason, GraceMillis: &ms}); err != nil && !client.IsCode(err, client.Conflict) {
+					a.say("stockade: the command could not be stopped: %v", err)
+				}
+			})
+		}
+	}
+}
+
+// interruptible ends the context at the first Ctrl-C, for commands that only look.
+func interruptible(ctx context.Context) (context.Context, context.CancelFunc) {
+	return signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
+}
+
+func (a *app) terminalSize() (*api.Winsize, error) {
+	f, ok := terminal(a.Stdin)
+	if !ok {
+		return nil, errdefs.New(errdefs.Invalid, "-t needs a terminal as standard input").WithNext("leave -t out")
+	}
+	cols, rows, err := term.GetSize(int(f.Fd()))
+	if err != nil || cols <= 0 || rows <= 0 {
+		cols, rows = 80, 24
+	}
+	return &api.Winsize{Rows: uint16(min(rows, 4096)), Cols: uint16(min(cols, 4096))}, nil
+}
+
+func (a *app) rawTerminal() (restore func(), err error) {
+	f, ok := terminal(a.Stdin)
+	if !ok {
+		return nil, errdefs.New(errdefs.Invalid, "-t needs a terminal as standard input").WithNext("leave -t out")
+	}
+	old, err := term.MakeRaw(int(f.Fd()))
+	if err != nil {
+		return nil, errdefs.Wrap(err, errdefs.Unavailable, "the terminal cannot be made raw: %v", err)
+	}
+	return func() { _ = term.Restore(int(f.Fd()), old) }, nil
+}
