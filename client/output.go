@@ -152,14 +152,11 @@ func (o *Output) Next() (Chunk, error) {
 	if o.err != nil {
 		return Chunk{}, o.err
 	}
-	if o.patience == nil {
-		o.patience = o.p.c.patience()
-	}
 	for {
 		o.ack(false)
 		c, err := o.frame()
 		if err == nil {
-			o.patience = o.p.c.patience() // progress
+			o.patience = nil // progress: the next break begins anew
 			return c, nil
 		}
 		if o.body != nil {
@@ -167,11 +164,13 @@ func (o *Output) Next() (Chunk, error) {
 			o.body = nil
 		}
 		if errors.Is(err, errReconnect) {
-			if !o.patience.wait(o.ctx) {
-				err = o.given(err)
-			} else {
+			if o.patience == nil {
+				o.patience = o.p.c.patience()
+			}
+			if o.patience.wait(o.ctx) {
 				continue
 			}
+			err = o.given(err)
 		}
 		o.ack(true)
 		o.err = err
@@ -311,10 +310,20 @@ func (o *Output) end(payload []byte) error {
 			o.pos = n
 		}
 	}
-	if st.EOF || o.opt.NoFollow {
+	switch {
+	case st.EOF:
+		return io.EOF
+	case !o.opt.NoFollow:
+		return errReconnect
+	case o.pos < 0:
 		return io.EOF
 	}
-	return errReconnect
+	// The answer may have ended early, before a damaged piece of the log or a host
+	// that is away. Asking again tells.
+	if _, err := o.p.Read(o.ctx, ReadOptions{Cursor: o.Cursor(), MaxBytes: 1}); err != nil {
+		return err
+	}
+	return io.EOF
 }
 
 // ack acknowledges what was returned, if that is wanted and worth it: a step is

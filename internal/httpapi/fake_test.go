@@ -278,7 +278,8 @@ func newRig(t *testing.T) *rig {
 	t.Helper()
 	r := &rig{t: t, broker: &fakeBroker{}, logs: &syncBuffer{}}
 	r.boxes = &fakeBoxes{fb: r.broker, getData: []byte("tar")}
-	r.h = New(Config{Broker: r.broker, Boxes: r.boxes, Tenants: &fakeTenants{fb: r.broker}, Metrics: metrics.New("test"),
+	var err error
+	r.h, err = New(Config{Broker: r.broker, Boxes: r.boxes, Tenants: &fakeTenants{fb: r.broker}, Metrics: metrics.New("test"),
 		Version: "test", Logger: slog.New(slog.NewTextHandler(r.logs, nil)),
 		Stream: func(ctx context.Context, _ authz.Principal, _ string, q StreamQuery) (LogStream, error) {
 			r.mu.Lock()
@@ -288,6 +289,9 @@ func newRig(t *testing.T) *rig {
 			}
 			return r.newStream(ctx, nil, io.EOF), r.broker.note(ctx, "stream")
 		}})
+	if err != nil {
+		t.Fatal(err)
+	}
 	r.server = httptest.NewServer(r.h)
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)

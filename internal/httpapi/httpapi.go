@@ -91,21 +91,28 @@ type Handler struct {
 	sockets   sync.WaitGroup // attached sockets, which the http.Server does not wait for
 }
 
-// New builds the API.
-func New(cfg Config) *Handler {
+// New builds the API. It fails only if an owner is missing or the API cannot be
+// described, both faults of the program.
+func New(cfg Config) (*Handler, error) {
+	if cfg.Broker == nil || cfg.Boxes == nil || cfg.Tenants == nil {
+		return nil, errdefs.New(errdefs.Internal, "the API needs a broker, boxes and tenants")
+	}
 	h := &Handler{cfg: cfg, log: cfg.Logger, mux: http.NewServeMux(), routes: map[string]*route{}}
 	if h.log == nil {
 		h.log = slog.New(slog.DiscardHandler)
 	}
-	if h.cfg.Stream == nil && h.cfg.Broker != nil {
+	if h.cfg.Stream == nil {
 		h.cfg.Stream = brokerStream(h.cfg.Broker)
 	}
 	h.closing, h.close = context.WithCancel(context.Background())
 	b := newBuilder(h)
 	h.register(b)
 	h.schemas = b.api.OpenAPI().Components.Schemas.Map()
-	h.doc, h.page = b.finish()
-	return h
+	var err error
+	if h.doc, h.page, err = b.finish(); err != nil {
+		return nil, errdefs.Wrap(err, errdefs.Internal, "the API cannot be described")
+	}
+	return h, nil
 }
 
 // Shutdown ends long polls, followed logs and attached sockets, and waits for

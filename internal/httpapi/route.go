@@ -268,7 +268,7 @@ func (b *builder) find(method, path string) *huma.Operation {
 }
 
 // finish makes the document and its page.
-func (b *builder) finish() (doc, page []byte) {
+func (b *builder) finish() (doc, page []byte, err error) {
 	o := b.api.OpenAPI()
 	schemas := o.Components.Schemas.Map()
 	// huma's own error shape; ours is Problem.
@@ -288,15 +288,13 @@ func (b *builder) finish() (doc, page []byte) {
 			s.AdditionalProperties = nil // answers may grow
 		}
 	}
-	doc, err := json.MarshalIndent(o, "", "  ")
-	if err != nil {
-		panic(fmt.Errorf("the OpenAPI document cannot be made: %w", err)) // the shapes are fixed: a test sees it
+	if doc, err = json.MarshalIndent(o, "", "  "); err != nil {
+		return nil, nil, err
 	}
-	page, err = renderDocs(o)
-	if err != nil {
-		panic(fmt.Errorf("the docs page cannot be made: %w", err))
+	if page, err = renderDocs(o); err != nil {
+		return nil, nil, err
 	}
-	return append(doc, '\n'), page
+	return append(doc, '\n'), page, nil
 }
 
 // mark notes the shapes that s is made of.
