@@ -67,17 +67,12 @@ func (g Group) Kill(ctx context.Context) error {
 		}
 		return false, g.killOnce(ctx, hs)
 	})
-	if err == nil || errdefs.CodeOf(err) != errdefs.Internal || isCoded(err) {
+	if err == nil || ctx.Err() == nil {
 		return err
 	}
 	pids, _ := g.Procs()
 	return errdefs.Wrap(err, errdefs.Indeterminate, "%d processes in control group %s are still there after SIGKILL", len(pids), g.path).
 		WithNext("look at what they wait for in the kernel: /proc/PID/stack")
-}
-
-func isCoded(err error) bool {
-	_, ok := errors.AsType[*errdefs.Error](err)
-	return ok
 }
 
 // killOnce sends SIGKILL to everything that is in the group now.

@@ -129,21 +129,19 @@ func (g Group) createV1(h hierarchy) error {
 }
 
 // createUnified makes the group in the v2 hierarchy and enables the controllers
-// in every parent and in the group itself, for the processes' groups in it
-// (cgroup-v2.rst, "Enabling and Disabling").
+// in every parent, which is what gives it its limits (cgroup-v2.rst, "Enabling
+// and Disabling"). Who makes groups in it, such as the runtime, does the same.
 func (g Group) createUnified(h hierarchy) error {
-	dir := h.dir
-	for _, p := range append([]string{"/"}, g.parents()...) {
-		dir = filepath.Join(h.dir, p)
-		if p != "/" {
-			if err := mkdir(dir); err != nil {
-				return err
-			}
-		}
-		if err := delegate(dir); err != nil {
-			return errdefs.Wrap(err, errdefs.Unavailable, "controllers cannot be enabled in control group %s: %v", p, err).
+	above := "/"
+	for _, p := range g.parents() {
+		if err := delegate(filepath.Join(h.dir, above)); err != nil {
+			return errdefs.Wrap(err, errdefs.Unavailable, "controllers cannot be enabled in control group %s: %v", above, err).
 				WithNext("no process may be in that group itself: move it into a group below")
 		}
+		if err := mkdir(filepath.Join(h.dir, p)); err != nil {
+			return err
+		}
+		above = p
 	}
 	return nil
 }
