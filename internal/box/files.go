@@ -3,6 +3,7 @@ package box
 import (
 	"context"
 	"io"
+	"path"
 	"slices"
 	"strings"
 
@@ -14,12 +15,12 @@ import (
 )
 
 // at returns a ready box and its host.
-func (s *Service) at(ctx context.Context, p authz.Principal, action authz.Action, id, path string) (store.Box, Host, error) {
+func (s *Service) at(ctx context.Context, p authz.Principal, action authz.Action, id, where string) (store.Box, Host, error) {
 	b, err := s.find(ctx, p, action, id)
 	if err != nil {
 		return b, nil, err
 	}
-	if err := checkPath(path); err != nil {
+	if err := checkPath(where); err != nil {
 		return b, nil, err
 	}
 	if b.State != api.BoxReady {
@@ -29,30 +30,41 @@ func (s *Service) at(ctx context.Context, p authz.Principal, action authz.Action
 	return b, h, err
 }
 
-// checkPath refuses a path that leads out of the workspace by its text alone;
-// links are the host's business.
+// workspaceDir is where the workspace is, as seen inside a box.
+const workspaceDir = "/workspace"
+
+// inside makes of a path what a host wants: absolute, as seen inside the box. A
+// relative one is relative to the workspace.
+func inside(p string) string {
+	if strings.HasPrefix(p, "/") {
+		return p
+	}
+	return path.Join(workspaceDir, p)
+}
+
+// checkPath refuses a path that leads out of its volume by its text alone; links,
+// and which volumes there are, are the host's business.
 func checkPath(p string) error {
 	refuse := func(why string) error {
-		return errdefs.New(errdefs.Invalid, "path %s", why).WithNext("give a path relative to the workspace, or leave it out")
+		return errdefs.New(errdefs.Invalid, "path %s", why).WithNext("give a path relative to the workspace, an absolute one as seen inside the box, or none")
 	}
 	switch {
 	case len(p) > 4096:
 		return refuse("has more than 4096 bytes")
 	case strings.IndexByte(p, 0) >= 0:
 		return refuse("holds a NUL byte")
-	case strings.HasPrefix(p, "/"):
-		return refuse("is absolute")
 	case slices.Contains(strings.Split(p, "/"), ".."):
 		return refuse("holds ..")
 	}
 	return nil
 }
 
-// PutFiles unpacks a tar below path in the box's workspace. After an error some
+// PutFiles unpacks a tar below at, which is relative to the box's workspace or
+// absolute as seen inside the box. After an error some
 // of the files may have been written. More than Limits.Files bytes are refused
 // (exhausted).
-func (s *Service) PutFiles(ctx context.Context, p authz.Principal, id, path string, tar io.Reader) error {
-	b, h, err := s.at(ctx, p, authz.BoxFilesPut, id, path)
+func (s *Service) PutFiles(ctx context.Context, p authz.Principal, id, at string, tar io.Reader) error {
+	b, h, err := s.at(ctx, p, authz.BoxFilesPut, id, at)
 	if err != nil {
 		return err
 	}
@@ -60,17 +72,17 @@ func (s *Service) PutFiles(ctx context.Context, p authz.Principal, id, path stri
 		return err
 	}
 	in := &bounded{r: tar, left: s.cfg.Limits.Files, limit: s.cfg.Limits.Files, what: "the archive of files"}
-	err = h.PutFiles(ctx, b.ID, path, in)
+	err = h.PutFiles(ctx, b.ID, inside(at), in)
 	if in.err != nil {
 		return in.err
 	}
 	return err
 }
 
-// GetFiles writes the file or directory at path in the box's workspace to w as a
+// GetFiles writes the file or directory at, named as for PutFiles, to w as a
 // tar. An archive that is whole ends with tar's end marker.
-func (s *Service) GetFiles(ctx context.Context, p authz.Principal, id, path string, w io.Writer) error {
-	b, h, err := s.at(ctx, p, authz.BoxFilesGet, id, path)
+func (s *Service) GetFiles(ctx context.Context, p authz.Principal, id, at string, w io.Writer) error {
+	b, h, err := s.at(ctx, p, authz.BoxFilesGet, id, at)
 	if err != nil {
 		return err
 	}
@@ -78,7 +90,7 @@ func (s *Service) GetFiles(ctx context.Context, p authz.Principal, id, path stri
 		return err
 	}
 	out := &boundedWriter{w: w, left: s.cfg.Limits.Files, limit: s.cfg.Limits.Files}
-	err = h.GetFiles(ctx, b.ID, path, out)
+	err = h.GetFiles(ctx, b.ID, inside(at), out)
 	if out.err != nil {
 		return out.err
 	}
