@@ -72,7 +72,7 @@ func nodeOf(source string, st fs.FileInfo) (*node, error) {
 		target, err := os.Readlink(source)
 		return &node{link: target}, err
 	case st.IsDir():
-		if empty(source) {
+		if emptyDir(source) {
 			return dirNode(), nil // saves a mount
 		}
 		return &node{source: source}, nil
@@ -82,7 +82,7 @@ func nodeOf(source string, st fs.FileInfo) (*node, error) {
 	return nil, nil
 }
 
-func empty(dir string) bool {
+func emptyDir(dir string) bool {
 	f, err := os.Open(dir)
 	if err != nil {
 		return false
