@@ -120,7 +120,7 @@ func (o *owner) begin(ctx context.Context, wg *sync.WaitGroup, k laneKind, here 
 	rec, epoch, closing := o.rec, l.epoch, l.close
 	wg.Go(func() {
 		defer cancel()
-		a := request(ctx, k, here, rec, closing)
+		a := speak(ctx, k, here, rec, closing)
 		a.epoch = epoch
 		o.post(func(in *inbox) {
 			if old := in.answers[k]; old == nil || old.epoch <= epoch {
@@ -130,8 +130,8 @@ func (o *owner) begin(ctx context.Context, wg *sync.WaitGroup, k laneKind, here 
 	})
 }
 
-// request speaks to the host and says what its answer means.
-func request(ctx context.Context, k laneKind, here *link, rec store.Process, closing wire.Close) answer {
+// speak sends one request to the host and says what its answer means.
+func speak(ctx context.Context, k laneKind, here *link, rec store.Process, closing wire.Close) answer {
 	hostID, bootID := here.info.HostID, here.info.BootID
 	if hostID != rec.HostID {
 		return answer{event: process.Gone{HostID: hostID, BootID: bootID}}

@@ -17,12 +17,13 @@ import (
 
 const refusedPrefix = "refused ("
 
-// refusal reports whether a start's error proves that this request started
-// nothing. conflict says that the id is taken, and denied that another server
-// has taken over: neither says anything about the process.
+// refusal reports whether a start's error is a lasting refusal that proves that
+// this request started nothing. Other answers are no refusals: conflict says that
+// the id is taken, denied that another server has taken over, and unavailable
+// that it may work later, so the host is asked and told again.
 func refusal(err error) bool {
 	return err != nil && host.Refused(err) && slices.Contains([]errdefs.Code{
-		errdefs.Invalid, errdefs.NotFound, errdefs.Exhausted, errdefs.Unavailable, errdefs.Fenced,
+		errdefs.Invalid, errdefs.NotFound, errdefs.Exhausted,
 	}, errdefs.CodeOf(err))
 }
 
