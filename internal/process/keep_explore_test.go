@@ -181,6 +181,9 @@ func checkKeep(from KeepState, ev KeepEvent, to KeepState, effects []KeepEffect)
 	if from.HasReport && to.Report != from.Report || from.Reaped && to.Status != from.Status || !from.StartedAt.IsZero() && !to.StartedAt.Equal(from.StartedAt) {
 		return fmt.Errorf("evidence changed")
 	}
+	if to.Failed && (to.Reaped || !to.StartedAt.IsZero()) {
+		return fmt.Errorf("it failed to start and yet it ran")
+	}
 	if to.Phase == wire.PhaseEnded && from.Phase != wire.PhaseEnded {
 		if _, ok := ev.(Recorded); !ok || !from.Recording {
 			return fmt.Errorf("it ended without a durable record")
