@@ -27,6 +27,9 @@ const (
 	// pingEvery keeps proxies from closing a silent socket and finds dead peers.
 	pingEvery = 30 * time.Second
 	pingTime  = 30 * time.Second
+	// goingAwayTime is how long a client may take to answer the close of a server
+	// that shuts down. It comes out of the server's own time to drain.
+	goingAwayTime = time.Second
 	// maxMessage bounds a message of the server: one frame of the largest size.
 	maxMessage = wire.HeaderSize + wire.MaxPayload
 )
@@ -184,7 +187,14 @@ func (a *attached) serve(ctx context.Context, stop func(), s LogStream) {
 }
 
 func (a *attached) closeWith(code websocket.StatusCode, reason string) {
-	a.closing.Do(func() { _ = a.conn.Close(code, reason) })
+	a.closing.Do(func() {
+		if code == websocket.StatusGoingAway {
+			// A client that is not reading now would hold up the shutdown; it finds the
+			// broken connection later and attaches again, losing nothing.
+			defer time.AfterFunc(goingAwayTime, func() { _ = a.conn.CloseNow() }).Stop()
+		}
+		_ = a.conn.Close(code, reason)
+	})
 }
 
 // output sends frames, then closes the socket, which ends input.

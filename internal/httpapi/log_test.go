@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -304,5 +305,93 @@ func TestAttachEndsWithAReason(t *testing.T) {
 			}
 			break
 		}
+	}
+}
+
+func TestAClientThatDoesNotReadStallsOnlyItself(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	var batches [][]byte
+	for i := range 64 { // more than all buffers on the way hold
+		batches = append(batches, frame(wire.KindStdout, int64(i)<<20, strings.Repeat("x", 1<<20)))
+	}
+	r.stream = func(ctx context.Context, q StreamQuery) (LogStream, error) {
+		return r.newStream(ctx, bytesClone(batches), io.EOF), nil
+	}
+	slow := r.dial("")
+	fast := r.dial("")
+	for range batches {
+		if _, _, err := fast.Read(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, _, err := fast.Read(t.Context()); websocket.CloseStatus(err) != websocket.StatusNormalClosure {
+		t.Errorf("the fast one ended with %v", err)
+	}
+	// The slow one still gets all of it when it comes to read.
+	for range batches {
+		if _, _, err := slow.Read(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// One that goes away without reading leaves nothing behind: the rig's end checks it.
+	_ = r.dial("").CloseNow()
+}
+
+func TestAPanicInAStreamCutsIt(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.stream = func(ctx context.Context, _ StreamQuery) (LogStream, error) {
+		return &panicStream{fakeStream: r.newStream(ctx, [][]byte{frame(wire.KindStdout, 0, "one")}, nil)}, nil
+	}
+	req, _ := http.NewRequestWithContext(t.Context(), "GET", r.server.URL+logPath, nil)
+	req.Header.Set("Authorization", "Bearer run")
+	req.Header.Set("Accept", wire.FramesType)
+	resp, err := r.server.Client().Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if _, err := io.ReadAll(resp.Body); err == nil {
+		t.Error("an answer that broke off reads as whole")
+	}
+	if log := r.logs.String(); !strings.Contains(log, "request panicked") || !strings.Contains(log, "read-output") {
+		t.Errorf("the log says %q", log)
+	}
+}
+
+type panicStream struct{ *fakeStream }
+
+func (s *panicStream) Next() ([]byte, error) {
+	if len(s.batches) == 0 {
+		panic("at a bad moment")
+	}
+	return s.fakeStream.Next()
+}
+
+// deadlines is a connection that notes the deadlines it gets.
+type deadlines struct {
+	*httptest.ResponseRecorder
+	read []time.Time
+}
+
+func (d *deadlines) SetReadDeadline(t time.Time) error { d.read = append(d.read, t); return nil }
+
+// A deadline that is still set while an operation runs would end its context.
+func TestTheDeadlineOfTheBodyIsLiftedBeforeTheOperation(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	d := &deadlines{ResponseRecorder: httptest.NewRecorder()}
+	r.broker.open = func(context.Context, api.OpenRequest) (api.Process, error) {
+		if len(d.read) < 2 || d.read[0].IsZero() || !d.read[len(d.read)-1].IsZero() {
+			t.Errorf("while the operation runs the deadlines were %v", d.read)
+		}
+		return api.Process{}, nil
+	}
+	req := httptest.NewRequest("POST", "/v1/processes", strings.NewReader(`{"request_id":"r","argv":["x"]}`))
+	req.Header.Set("Authorization", "Bearer run")
+	r.h.ServeHTTP(d, req)
+	if d.Code != 200 {
+		t.Errorf("%d %s", d.Code, d.Body)
 	}
 }
