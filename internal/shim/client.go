@@ -11,6 +11,7 @@ import (
 	"net/url"
 	"path/filepath"
 	"strconv"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -25,8 +26,9 @@ import (
 // errdefs.Unavailable: ask [Find] whether it lives. A signal whose answer was lost
 // is errdefs.Indeterminate; everything else may be repeated.
 type Client struct {
-	dir  string
-	http *http.Client
+	dir     string
+	http    *http.Client
+	blocked atomic.Bool // what the last answer said, for the next Wait
 }
 
 // NewClient makes a client of the shim of a process directory.
@@ -48,18 +50,16 @@ func (c *Client) CloseIdle() { c.http.CloseIdleConnections() }
 
 // State returns the process's state now.
 func (c *Client) State(ctx context.Context) (wire.ProcState, error) {
-	var st wire.ProcState
-	return st, c.call(ctx, "GET", "/state", nil, nil, &st)
+	return c.state(ctx, "GET", "/state", nil, nil)
 }
 
 // Wait returns the state as soon as its Rev is not rev, or, with log ≥ 0, as
-// soon as the log goes beyond cursor log, is at its end, or begins or ceases to
-// be blocked. After 30 seconds it returns the state in any case. It ends with
+// soon as the log goes beyond cursor log, is at its end, or is blocked where this
+// client last heard that it is not, or the other way round. After 30 seconds it returns the state in any case. It ends with
 // errdefs.Unavailable in the moment in which the shim dies.
 func (c *Client) Wait(ctx context.Context, rev uint64, log int64) (wire.ProcState, error) {
-	q := url.Values{"rev": {strconv.FormatUint(rev, 10)}, "log": {strconv.FormatInt(log, 10)}}
-	var st wire.ProcState
-	return st, c.call(ctx, "GET", "/wait", q, nil, &st)
+	q := url.Values{"rev": {strconv.FormatUint(rev, 10)}, "log": {strconv.FormatInt(log, 10)}, "blocked": {strconv.FormatBool(c.blocked.Load())}}
+	return c.state(ctx, "GET", "/wait", q, nil)
 }
 
 // WriteStdin writes input at an offset and returns how far the input is
@@ -101,8 +101,16 @@ func (c *Client) Resize(ctx context.Context, size api.Winsize) error {
 // end cannot be shown or recorded for now, in which case the shim goes on trying.
 // Repeating it can only shorten the grace. If ctx ends first the stop goes on.
 func (c *Client) Close(ctx context.Context, req wire.Close) (wire.ProcState, error) {
+	return c.state(ctx, "POST", "/close", nil, req)
+}
+
+func (c *Client) state(ctx context.Context, method, path string, q url.Values, body any) (wire.ProcState, error) {
 	var st wire.ProcState
-	return st, c.call(ctx, "POST", "/close", nil, req, &st)
+	if err := c.call(ctx, method, path, q, body, &st); err != nil {
+		return wire.ProcState{}, err
+	}
+	c.blocked.Store(st.Log.Blocked)
+	return st, nil
 }
 
 // Ack says that output before cursor may be dropped when the log is at its cap.

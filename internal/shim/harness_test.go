@@ -46,7 +46,7 @@ func TestMain(m *testing.M) {
 }
 
 // patience bounds every wait of these tests.
-const patience = 60 * time.Second
+const patience = 20 * time.Second
 
 var serial atomic.Int64
 
@@ -58,6 +58,7 @@ type proc struct {
 	cfg    Config
 	parent cgroup.Group
 	client *Client
+	last   func() // at the end of the clean-up
 }
 
 type option func(*Config, *specs.Spec)
@@ -101,6 +102,7 @@ func newProc(t testing.TB, argv []string, opts ...option) *proc {
 	for _, dir := range []string{"proc", "dev", "tmp", ".stockade"} {
 		check(t, os.Mkdir(filepath.Join(root, dir), 0o755))
 	}
+	check(t, os.Chmod(filepath.Join(root, "tmp"), 0o1777)) // runc gives the tmpfs over it the same mode
 	check(t, os.WriteFile(filepath.Join(root, oci.InitPath), nil, 0o755))
 	con.Proc = p.cfg.Spec
 	for _, o := range opts {
@@ -185,6 +187,9 @@ func (p *proc) cleanup(base string) {
 		p.t.Errorf("processes left: %v", procs)
 	}
 	check(p.t, p.parent.Remove(ctx))
+	if p.last != nil {
+		p.last()
+	}
 	check(p.t, os.RemoveAll(base))
 }
 
@@ -220,10 +225,12 @@ func (p *proc) until(log int64, what string, ok func(wire.ProcState) bool) wire.
 	ctx := p.ctx()
 	var st wire.ProcState
 	for {
+		last := st
 		var err error
 		st, err = p.client.Wait(ctx, st.Rev, log)
 		if err != nil {
-			p.t.Fatalf("waiting for %s: %v (last %+v)", what, err, st)
+			out, errs := p.output()
+			p.t.Fatalf("waiting for %s: %v (last %+v; output %.200q %.200q)", what, err, last, out, errs)
 		}
 		if ok(st) {
 			return st

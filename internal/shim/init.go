@@ -9,6 +9,7 @@ import (
 	"runtime/debug"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -40,20 +41,24 @@ func InitMain(args []string) int {
 		fmt.Fprintln(os.Stderr, "stockade init: close_range:", err)
 		return 1
 	}
-	in := initProcess{tty: isTerminal(0)}
+	in := initProcess{tty: isTerminal(0), goes: make(chan struct{}, 2)}
+	go in.listen()
 	rep := in.run(args)
 	if err := in.send(encodeReport(rep)); err != nil {
 		return 1 // no report and another status: the end is unknown, as it should be
 	}
-	if in.tty && in.pid > 0 {
+	if in.tty && rep.Kind != api.ExitSpawnFailed {
 		in.drainTerminal()
 	}
 	return process.InitStatus(rep)
 }
 
 type initProcess struct {
-	tty bool
-	pid int // of the command
+	tty   bool
+	goes  chan struct{} // one for each allowance of the shim; closed when it is gone
+	mu    sync.Mutex
+	pid   int              // of the command; 0 before its start and after its end
+	early []syscall.Signal // came before its start
 }
 
 func spawnFailed(format string, args ...any) process.InitReport {
@@ -75,12 +80,9 @@ func (in *initProcess) run(args []string) process.InitReport {
 		return spawnFailed("%v", err)
 	}
 	// Every signal gets a handler here, and exec turns a handler, unlike an
-	// inherited "ignore", into the default disposition.
-	signal.Notify(make(chan os.Signal, 1)) // nobody reads it: what does not fit is dropped
-	sigs := make(chan os.Signal, 64)
-	for _, s := range polite() {
-		signal.Notify(sigs, s)
-	}
+	// inherited "ignore", into the default disposition. Nobody reads the channel:
+	// what does not fit is dropped.
+	signal.Notify(make(chan os.Signal, 1))
 	if in.tty {
 		if err := in.allowed(); err != nil {
 			return spawnFailed("the terminal is not ready: %v", err)
@@ -98,19 +100,14 @@ func (in *initProcess) run(args []string) process.InitReport {
 		// in the moment its session leader exits.
 		Sys: &syscall.SysProcAttr{Setpgid: true, Foreground: in.tty, Ctty: 0},
 	}
-	in.pid, err = syscall.ForkExec(path, argv, attr)
+	pid, err := syscall.ForkExec(path, argv, attr)
 	if err != nil {
-		in.pid = 0
 		return spawnFailed("%s cannot be executed: %v", path, reason(err))
 	}
 	in.letGo()
-	go func() {
-		for s := range sigs {
-			_ = syscall.Kill(-in.pid, s.(syscall.Signal))
-		}
-	}()
+	in.setCommand(pid)
 	debug.FreeOSMemory()
-	return in.wait()
+	return in.wait(pid)
 }
 
 // parseInit reads [--cwd DIR] -- COMMAND [ARG…].
@@ -144,20 +141,58 @@ func (in *initProcess) send(b []byte) error {
 	return nil
 }
 
-// allowed waits for one go-ahead of the shim.
-func (in *initProcess) allowed() error {
-	var b [1]byte
+// listen reads what the shim says, until it is gone.
+func (in *initProcess) listen() {
+	defer close(in.goes)
+	var b [64]byte
 	for {
-		switch n, err := unix.Read(reportFD, b[:]); {
-		case err == unix.EINTR:
-		case err != nil:
-			return err
-		case n == 0:
-			return errors.New("the shim is gone")
-		case b[0] == goByte:
-			return nil
+		n, err := unix.Read(reportFD, b[:])
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil || n <= 0 {
+			return
+		}
+		for _, c := range b[:n] {
+			if c == goByte {
+				select {
+				case in.goes <- struct{}{}:
+				default: // there are two at most
+				}
+			} else if s := syscall.Signal(c); politeSignal(s) {
+				in.forward(s)
+			}
 		}
 	}
+}
+
+// forward passes a polite signal on to the command's process group.
+func (in *initProcess) forward(s syscall.Signal) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if in.pid > 0 {
+		_ = syscall.Kill(-in.pid, s)
+	} else if len(in.early) < maxPending {
+		in.early = append(in.early, s)
+	}
+}
+
+func (in *initProcess) setCommand(pid int) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.pid = pid
+	for _, s := range in.early {
+		_ = syscall.Kill(-pid, s)
+	}
+	in.early = nil
+}
+
+// allowed waits for one allowance of the shim.
+func (in *initProcess) allowed() error {
+	if _, ok := <-in.goes; !ok {
+		return errors.New("the shim is gone")
+	}
+	return nil
 }
 
 // letGo drops init's own hold on the command's pipes, so that the command alone
@@ -181,7 +216,7 @@ func (in *initProcess) letGo() {
 }
 
 // wait reaps every child of this PID namespace until the command has ended.
-func (in *initProcess) wait() process.InitReport {
+func (in *initProcess) wait(command int) process.InitReport {
 	options := unix.WALL
 	if in.tty {
 		options |= unix.WUNTRACED
@@ -197,8 +232,11 @@ func (in *initProcess) wait() process.InitReport {
 			// can be claimed.
 			os.Exit(1)
 		}
-		if pid != in.pid {
+		if pid != command {
 			continue
+		}
+		if !ws.Stopped() {
+			in.setCommand(0)
 		}
 		switch {
 		case ws.Exited():
@@ -208,7 +246,7 @@ func (in *initProcess) wait() process.InitReport {
 		case ws.Stopped():
 			// No shell sits above the command to continue it: Ctrl-Z would stop it
 			// for ever. It has no effect, as in a session whose leader is the command.
-			_ = syscall.Kill(-in.pid, syscall.SIGCONT)
+			_ = syscall.Kill(-command, syscall.SIGCONT)
 		}
 	}
 }

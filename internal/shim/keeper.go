@@ -44,7 +44,6 @@ type keeper struct {
 	view    wire.ProcState // without Stdin and Log
 	changed chan struct{}  // closed at the next change of view
 	initFD  int            // pidfd of the container's init, -1
-	begun   bool           // init listens to signals
 	pending []syscall.Signal
 	tty     int // the terminal's master, -1
 	output  *pump
@@ -175,7 +174,7 @@ func (k *keeper) carryOut(effect process.KeepEffect) {
 		k.killInit()
 		k.work(k.kill)
 	case process.LiftCap:
-		k.spool.Lift()
+		k.lift()
 	case process.ReadOOM:
 		k.work(func() {
 			n, err := k.cgroup.OOMKills()
@@ -196,6 +195,14 @@ func (k *keeper) carryOut(effect process.KeepEffect) {
 	case process.WriteExitRecord:
 		st := k.exitState(e)
 		k.work(func() { k.record(st) })
+	}
+}
+
+// lift lets the log take what is left although it is at its cap. Where it drops
+// the oldest instead of waiting nothing has to be lifted.
+func (k *keeper) lift() {
+	if k.cfg.Spec.Overflow != api.OverflowDropOldest {
+		k.spool.Lift()
 	}
 }
 
@@ -288,38 +295,37 @@ func (k *keeper) setInit(fd int) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.initFD = fd
-	k.deliver()
-}
-
-func (k *keeper) setBegun() {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.begun = true
-	k.deliver()
-}
-
-// deliver sends the signals that came before init could take them: a signal to
-// PID 1 of a namespace is lost as long as it has no handler for it.
-func (k *keeper) deliver() {
-	if !k.begun || k.initFD < 0 {
-		return
-	}
-	for _, s := range k.pending {
-		_ = unix.PidfdSendSignal(k.initFD, s, nil, 0)
-	}
-	k.pending = nil
 }
 
 // maxPending bounds the signals that wait for a start.
 const maxPending = 16
 
+// signal hands a polite signal to init, which passes it on to the command's
+// process group; see report.go. One that comes before there is an init waits.
 func (k *keeper) signal(s syscall.Signal) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if len(k.pending) < maxPending {
-		k.pending = append(k.pending, s)
+	if k.reports == nil {
+		if len(k.pending) < maxPending {
+			k.pending = append(k.pending, s)
+		}
+		return
 	}
-	k.deliver()
+	k.tell(byte(s))
+}
+
+// tell writes one byte to init. The caller holds mu.
+func (k *keeper) tell(b byte) {
+	// Only an init that is stopped leaves the socket full.
+	_ = k.reports.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
+	_, _ = k.reports.Write([]byte{b})
+}
+
+// allow gives init one of the allowances it waits for on a terminal.
+func (k *keeper) allow() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.tell(goByte)
 }
 
 // killInit sends SIGKILL to the container's init, which takes its whole PID
@@ -354,6 +360,10 @@ func (k *keeper) setReport(f *os.File) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.reports = f
+	for _, s := range k.pending {
+		k.tell(byte(s))
+	}
+	k.pending = nil
 }
 
 func (k *keeper) report() *os.File {

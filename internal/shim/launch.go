@@ -211,6 +211,7 @@ func (l *launching) run() (<-chan syscall.WaitStatus, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), startPatience)
 	defer cancel()
 	defer func() { l.ends.close(&l.ends.inR, &l.ends.outW, &l.ends.errW, &l.ends.reportW) }()
+	l.readReport()
 	var master <-chan int
 	if spec.PTY != nil {
 		con, err := listenConsole(l.cfg.Bundle)
@@ -218,9 +219,8 @@ func (l *launching) run() (<-chan syscall.WaitStatus, error) {
 			return nil, err
 		}
 		defer con.close()
-		master = l.awaitTerminal(ctx, cancel, con)
+		master = l.awaitTerminal(ctx, con)
 	}
-	l.readReport()
 
 	out := l.ends.outW
 	if spec.PTY != nil {
@@ -327,7 +327,14 @@ func (l *launching) output(terminal int) error {
 	}()
 	if in := take(&l.ends.inW); in >= 0 {
 		_ = unix.SetNonblock(in, true)
-		go l.input.attach(os.NewFile(uintptr(in), "stdin"))
+		f := os.NewFile(uintptr(in), "stdin")
+		go func() {
+			select {
+			case <-l.begun: // before, a Ctrl-C would end the init
+			case <-l.reported:
+			}
+			l.input.attach(f)
+		}()
 	}
 	return nil
 }
@@ -340,13 +347,10 @@ func (l *launching) readReport() {
 	l.setReport(f)
 	go func() {
 		defer f.Close()
-		err := readReport(f, func() {
-			l.setBegun()
-			close(l.begun)
-		}, func(r process.InitReport) {
+		err := readReport(f, func() { close(l.begun) }, func(r process.InitReport) {
 			l.send(r)
 			if l.cfg.Spec.PTY != nil {
-				l.releaseInit(f)
+				l.releaseInit()
 			}
 		})
 		if err != nil {
@@ -361,17 +365,17 @@ func (l *launching) readReport() {
 }
 
 // releaseInit lets an init exit that waits for its terminal to be read empty.
-func (k *keeper) releaseInit(f *os.File) {
-	k.spool.Lift() // what a terminal holds is bounded, and nobody may be reading the log
+func (k *keeper) releaseInit() {
+	k.lift() // what a terminal holds is bounded, and nobody may be reading the log
 	if p := k.pump(); p != nil {
 		<-p.caught()
 	}
-	_, _ = f.Write([]byte{goByte})
+	k.allow()
 }
 
 // awaitTerminal receives the terminal's master by a goroutine, sets its size
 // and allows init to go on. The channel gets it, or -1.
-func (l *launching) awaitTerminal(ctx context.Context, cancel context.CancelFunc, con *console) <-chan int {
+func (l *launching) awaitTerminal(ctx context.Context, con *console) <-chan int {
 	ch := make(chan int, 1)
 	go func() {
 		fd, err := con.receive(ctx)
@@ -387,9 +391,7 @@ func (l *launching) awaitTerminal(ctx context.Context, cancel context.CancelFunc
 			return
 		}
 		ch <- fd
-		if f := l.report(); f != nil {
-			_, _ = f.Write([]byte{goByte})
-		}
+		l.allow()
 	}()
 	return ch
 }

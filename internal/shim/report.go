@@ -19,15 +19,19 @@ import (
 //	{"kind":"signalled","signal":"SIGSEGV"}
 //	{"kind":"spawn_failed","detail":"…"}
 //
-// A report that lacks "begun" proves that the command was never forked. On a
-// terminal the shim answers with two bytes, goByte each: the first allows the
-// fork (the terminal has its size), the second allows init to exit (what the
-// terminal held has been read; it is lost when its session leader exits).
+// A report that lacks "begun" proves that the command was never forked.
+//
+// The shim writes single bytes. 1 to 64 is a signal for the command's process
+// group; it comes this way and not as a signal to init because signals to PID 1
+// are lost before it has handlers, and change places when two come at once.
+// goByte is an allowance, used on a terminal only: the first allows the fork (the
+// terminal has its size), the second allows init to exit (what the terminal held
+// has been read; it is lost when its session leader exits).
 const (
 	reportFD   = 3
 	reportMost = 8 << 10 // bytes of the whole report
-	goByte     = 'g'
 	reportText = 4 << 10 // bytes of a detail
+	goByte     = 'g'
 )
 
 const kindBegun = "begun"

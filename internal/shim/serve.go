@@ -22,7 +22,7 @@ import (
 // are api.Problem bodies.
 //
 //	GET  /state                    wire.ProcState
-//	GET  /wait?rev=&log=           wire.ProcState, after a change or waitMost
+//	GET  /wait?rev=&log=&blocked=          wire.ProcState, after a change or waitMost
 //	PUT  /stdin?offset=&eof=       bytes -> api.StdinState
 //	POST /signal                   wire.Signal -> 204
 //	POST /resize                   api.Winsize -> 204
@@ -145,16 +145,13 @@ func (s *server) wait(_ http.ResponseWriter, r *http.Request) (any, error) {
 	}
 	timeout := time.NewTimer(waitMost)
 	defer timeout.Stop()
-	wasBlocked, first := false, true
+	wasBlocked := r.URL.Query().Get("blocked") == "true"
 	for {
 		var output <-chan struct{}
 		if log >= 0 {
 			output = s.k.spool.Changed() // taken before the look, so that no change is missed
 		}
 		st, changed := s.k.state()
-		if first {
-			wasBlocked, first = st.Log.Blocked, false
-		}
 		if st.Rev != rev || log >= 0 && (st.Log.Next > log || st.Log.EOF || st.Log.Blocked != wasBlocked) {
 			return st, nil
 		}
