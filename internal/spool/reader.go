@@ -155,12 +155,16 @@ func (r *Reader) locate(cursor, limit int64) (int64, error) {
 			r.forget()
 			return bases[i], nil
 		}
-		ok, err := r.openSegment(bases[i])
-		if err != nil {
-			return cursor, err
-		}
-		if !ok {
-			continue
+		// The place is kept if it is on the way: who waits at the log's end must
+		// not walk through the segment each time.
+		if r.file == nil || r.base != bases[i] || r.at.cursor > cursor {
+			ok, err := r.openSegment(bases[i])
+			if err != nil {
+				return cursor, err
+			}
+			if !ok {
+				continue
+			}
 		}
 		cursor = max(cursor, bases[i])
 		found, err := r.seek(cursor)

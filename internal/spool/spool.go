@@ -40,6 +40,10 @@ const (
 	MinCap = 64 << 10
 	// DefaultSegmentBytes is the size at which a new segment begins.
 	DefaultSegmentBytes = 4 << 20
+	// maxSegmentFrames ends a segment of tiny records early, because a reader that
+	// begins in the middle has to walk over the headers before it: 8,192 take
+	// well under a millisecond.
+	maxSegmentFrames = 8192
 	// capSegments is how many whole segments a cap must hold at least, so that
 	// dropping one never drops most of the log.
 	capSegments = 4

@@ -384,3 +384,49 @@ func TestRecover(t *testing.T) {
 		t.Fatalf("recovered %+v %v", got, err)
 	}
 }
+
+// TestTinyRecordsMakeShortSegments: beginning in the middle stays cheap.
+func TestTinyRecordsMakeShortSegments(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	w := newWriter(t, Config{Dir: dir})
+	total := int64(2*maxSegmentFrames + 5)
+	for i := range total {
+		appendAll(t, w, wire.KindStdout, content(i, 1))
+	}
+	bases, err := listSegments(dir)
+	if err != nil || len(bases) != 3 || bases[1] != maxSegmentFrames {
+		t.Fatal(bases, err)
+	}
+	got, _, err := readAll(newReader(t, dir), 0, 100_000, total)
+	if err != nil || !bytes.Equal(got, content(0, int(total))) {
+		t.Fatal(err)
+	}
+}
+
+// TestWaitingAtTheEnd: a reader that does not know the limit asks for more at
+// the end, sees what is appended, and does not walk through the segment again.
+func TestWaitingAtTheEnd(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	w := newWriter(t, Config{Dir: dir, SegmentBytes: 400})
+	r := newReader(t, dir)
+	cursor := int64(0)
+	for range 60 {
+		for range 2 {
+			frames, next, gap, err := r.Read(cursor, 1000, NoLimit, nil)
+			if len(frames) > 0 || next != cursor || gap != nil || err != nil {
+				t.Fatal(len(frames), next, gap, err)
+			}
+			if cursor > 0 && r.at.cursor != cursor {
+				t.Fatalf("the place is at %d, the end at %d", r.at.cursor, cursor)
+			}
+		}
+		appendAll(t, w, wire.KindStdout, content(cursor, 50))
+		frames, next, gap, err := r.Read(cursor, 1000, NoLimit, nil)
+		if len(frames) != 50+wire.HeaderSize || next != cursor+50 || gap != nil || err != nil {
+			t.Fatal(len(frames), next, gap, err)
+		}
+		cursor = next
+	}
+}

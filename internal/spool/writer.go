@@ -23,6 +23,7 @@ type Writer struct {
 	fd       int // the last segment, -1 before the first append
 	base     int64
 	size     int64 // bytes in the last segment
+	frames   int   // frames in the last segment
 	used     int64 // bytes in all segments
 	whole    []segment
 	header   [wire.HeaderSize]byte
@@ -178,7 +179,7 @@ func (w *Writer) writeFrame(k wire.Kind, p []byte) error {
 		return errdefs.New(errdefs.Exhausted, "the log has reached position 2^53, the largest that can be named")
 	}
 	length := int64(wire.HeaderSize + len(p))
-	if w.fd < 0 || w.size+length > w.cfg.SegmentBytes {
+	if w.fd < 0 || w.size+length > w.cfg.SegmentBytes || w.frames >= maxSegmentFrames {
 		if err := w.roll(next); err != nil {
 			return err
 		}
@@ -191,6 +192,7 @@ func (w *Writer) writeFrame(k wire.Kind, p []byte) error {
 		_, _ = unix.Seek(w.fd, w.size, unix.SEEK_SET)
 		return err
 	}
+	w.frames++
 	w.size += length
 	w.used += length
 	w.mu.Lock()
@@ -215,7 +217,7 @@ func (w *Writer) roll(next int64) error {
 		_ = unix.Close(w.fd) // nothing is synced, so nothing is learned from it
 		w.whole = append(w.whole, segment{base: w.base, end: next, size: w.size})
 	}
-	w.fd, w.base, w.size = fd, next, 0
+	w.fd, w.base, w.size, w.frames = fd, next, 0, 0
 	return nil
 }
 
