@@ -59,9 +59,7 @@ func roots(t *testing.T) map[string]string {
 	t.Helper()
 	need.Root(t)
 	m, err := Detect("")
-	if err != nil {
-		t.Skipf("no control groups here: %v", err)
-	}
+	need.That(t, err == nil, "this test needs control groups: %v", err)
 	t.Logf("this machine: %+v", m)
 	all := map[string]string{string(m.Kind): DefaultRoot}
 	if m.Kind == Hybrid {
@@ -257,9 +255,7 @@ func TestOOM(t *testing.T) {
 	t.Parallel()
 	need.Root(t)
 	m, err := Detect("")
-	if err != nil || !m.Has(Memory) {
-		t.Skip("this machine has no memory controller")
-	}
+	need.That(t, err == nil && m.Has(Memory), "this test needs the cgroup controller memory: %v", err)
 	box := newGroup(t, "", api.BoxLimits{MemoryBytes: 48 << 20})
 	proc, other := New("", box.Path()+"/proc"), New("", box.Path()+"/other")
 	for _, g := range []Group{proc, other} {

@@ -6,6 +6,7 @@ package need
 import (
 	"os"
 	"os/exec"
+	"strings"
 	"testing"
 )
 
@@ -41,4 +42,30 @@ func Runc(t testing.TB) string {
 	t.Helper()
 	Root(t)
 	return Tool(t, "runc", "runc")
+}
+
+// Programs builds the programs into dir as they are shipped, static and without
+// the race detector, and returns nothing else: stockade, stockade-host and
+// testagent. A test calls it once and shares the directory among its subtests.
+func Programs(t testing.TB, dir string) {
+	t.Helper()
+	out, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}").Output()
+	if err != nil {
+		t.Fatalf("the module's directory is not known: %v", err)
+	}
+	cmd := exec.Command("go", "build", "-trimpath", "-o", dir+"/", "./cmd/stockade", "./cmd/stockade-host", "./cmd/testagent")
+	cmd.Dir = strings.TrimSpace(string(out))
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("building the programs: %v\n%s", err, out)
+	}
+}
+
+// That skips or fails a test whose machine lacks something no program brings. The
+// message says what is missing and what to do about it.
+func That(t testing.TB, ok bool, format string, args ...any) {
+	t.Helper()
+	if !ok {
+		missing(t, format, args...)
+	}
 }
