@@ -33,34 +33,30 @@ func (s *Service) at(ctx context.Context, p authz.Principal, action authz.Action
 // workspaceDir is where the workspace is, as seen inside a box.
 const workspaceDir = "/workspace"
 
-// inside makes of a path what a host wants: absolute, as seen inside the box. A
-// relative one is relative to the workspace.
-func inside(p string) string {
-	if strings.HasPrefix(p, "/") {
-		return p
-	}
-	return path.Join(workspaceDir, p)
-}
+// insidePath makes of a checked path what a host wants: absolute, as seen inside
+// the box.
+func insidePath(p string) string { return path.Join(workspaceDir, p) }
 
-// checkPath refuses a path that leads out of its volume by its text alone; links,
-// and which volumes there are, are the host's business.
+// checkPath refuses a path that leads out of the workspace by its text alone;
+// links are the host's business.
 func checkPath(p string) error {
 	refuse := func(why string) error {
-		return errdefs.New(errdefs.Invalid, "path %s", why).WithNext("give a path relative to the workspace, an absolute one as seen inside the box, or none")
+		return errdefs.New(errdefs.Invalid, "path %s", why).WithNext("give a path relative to the workspace, or leave it out")
 	}
 	switch {
 	case len(p) > 4096:
 		return refuse("has more than 4096 bytes")
 	case strings.IndexByte(p, 0) >= 0:
 		return refuse("holds a NUL byte")
+	case strings.HasPrefix(p, "/"):
+		return refuse("is absolute")
 	case slices.Contains(strings.Split(p, "/"), ".."):
 		return refuse("holds ..")
 	}
 	return nil
 }
 
-// PutFiles unpacks a tar below at, which is relative to the box's workspace or
-// absolute as seen inside the box. After an error some
+// PutFiles unpacks a tar below at, a path relative to the box's workspace. After an error some
 // of the files may have been written. More than Limits.Files bytes are refused
 // (exhausted).
 func (s *Service) PutFiles(ctx context.Context, p authz.Principal, id, at string, tar io.Reader) error {
@@ -72,7 +68,7 @@ func (s *Service) PutFiles(ctx context.Context, p authz.Principal, id, at string
 		return err
 	}
 	in := &bounded{r: tar, left: s.cfg.Limits.Files, limit: s.cfg.Limits.Files, what: "the archive of files"}
-	err = h.PutFiles(ctx, b.ID, inside(at), in)
+	err = h.PutFiles(ctx, b.ID, insidePath(at), in)
 	if in.err != nil {
 		return in.err
 	}
@@ -90,7 +86,7 @@ func (s *Service) GetFiles(ctx context.Context, p authz.Principal, id, at string
 		return err
 	}
 	out := &boundedWriter{w: w, left: s.cfg.Limits.Files, limit: s.cfg.Limits.Files}
-	err = h.GetFiles(ctx, b.ID, inside(at), out)
+	err = h.GetFiles(ctx, b.ID, insidePath(at), out)
 	if out.err != nil {
 		return out.err
 	}
