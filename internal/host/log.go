@@ -43,9 +43,8 @@ type logRequest struct {
 	follow bool
 	until  time.Time // when waiting for a first byte ends
 
-	reader  *spool.Reader
-	ahead   bool // the files may hold more than the shim last told
-	flushed bool
+	reader *spool.Reader
+	ahead  bool // the files may hold more than the shim last told
 }
 
 func (s *server) readLog(ctx context.Context, r *request) error {
@@ -102,14 +101,14 @@ func (q *logRequest) close() {
 func (q *logRequest) send(ctx context.Context) error {
 	q.ahead = true
 	some := false
-	for q.left > 0 {
-		st := q.p.state()
+	st := q.p.state()
+	for ; q.left > 0; st = q.p.state() {
 		if q.cursor < st.Log.Next || q.ahead && st.Phase != wire.PhaseEnded {
 			sent, err := q.chunk(st)
+			if errors.Is(err, errLeft) {
+				return nil
+			}
 			if err != nil {
-				if errors.Is(err, errLeft) {
-					return nil
-				}
 				return q.status(st, err)
 			}
 			if sent {
@@ -117,7 +116,11 @@ func (q *logRequest) send(ctx context.Context) error {
 				continue
 			}
 			if q.cursor < st.Log.Next {
-				continue // a gap was sent, or segments moved on under us
+				// A gap was sent, or segments moved on under us.
+				if pause(ctx, time.Millisecond); ctx.Err() != nil {
+					break
+				}
+				continue
 			}
 		}
 		if q.over(st) || some && !q.follow {
@@ -126,10 +129,9 @@ func (q *logRequest) send(ctx context.Context) error {
 		if err := q.await(ctx); err != nil {
 			break
 		}
-		// The state may have moved while the last bytes were being read.
-		q.ahead = true
+		q.ahead = true // the files may have got ahead of the state again
 	}
-	return q.status(q.p.state(), context.Cause(ctx))
+	return q.status(st, context.Cause(ctx))
 }
 
 // over says that nothing will be added.

@@ -68,6 +68,7 @@ func (p *proc) look() (finding, wire.ProcState, error) {
 // empty, or when the host ends. accepted says that this host has just accepted
 // the process, so that nothing needs to be looked for.
 func (p *proc) own(ctx context.Context, accepted bool) {
+	defer close(p.owned)
 	wait, tries := firstPause, 0
 	for ctx.Err() == nil {
 		found, st, err := foundNothing, wire.ProcState{}, error(nil)
@@ -191,11 +192,14 @@ func (p *proc) retire(ctx context.Context, st wire.ProcState) (bool, error) {
 		}
 	}
 	p.publish(st)
-	forget, cancel := context.WithTimeout(ctx, 5*time.Second)
+	// Also when the host is just ending: otherwise the shim would linger until the
+	// next one, which may never come.
+	forget, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
-	if err := p.client.Forget(forget); err != nil && ctx.Err() == nil {
+	if err := p.client.Forget(forget); err != nil {
 		p.reg.log.Warn("a shim was not told that it may go", "proc", p.id, "error", err)
 	}
+	buryShim(forget, p.dir)
 	p.client.CloseIdle()
 	if st.Proof != nil {
 		return true, nil

@@ -24,6 +24,7 @@ type proc struct {
 	client *shim.Client
 	// tombstone: it was forbidden to start and has no spec.
 	tombstone bool
+	owned     chan struct{} // closed when the owner has nothing more to do
 	poke      chan struct{} // capacity 1: the owner of an unproven process tries again at once
 
 	mu      sync.Mutex
@@ -69,17 +70,30 @@ func (p *proc) refresh(ctx context.Context) wire.ProcState {
 func (p *proc) carry(st wire.ProcState) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.st.Phase == wire.PhaseEnded || st.ID != p.id || st.Log.Next < p.st.Log.Next {
+	if p.st.Phase == wire.PhaseEnded || st.ID != p.id {
 		return
 	}
-	moved := st.Log.Next > p.st.Log.Next || st.Log.EOF != p.st.Log.EOF
-	p.st.Log = st.Log
-	if st.Stdin.Accepted >= p.st.Stdin.Accepted {
-		p.st.Stdin = st.Stdin
-	}
-	if moved {
+	before := p.st.Log
+	p.st.Log, p.st.Stdin = newerLog(before, st.Log), newerStdin(p.st.Stdin, st.Stdin)
+	if p.st.Log.Next != before.Next || p.st.Log.EOF != before.EOF {
 		p.wakeLocked()
 	}
+}
+
+// newerLog picks the later of two states of one log. Answers of a shim may
+// overtake each other; what was seen must not be unseen.
+func newerLog(a, b api.LogState) api.LogState {
+	if b.Next < a.Next || b.Oldest < a.Oldest || a.EOF && !b.EOF {
+		return a
+	}
+	return b
+}
+
+func newerStdin(a, b api.StdinState) api.StdinState {
+	if b.Accepted < a.Accepted || a.EOF && !b.EOF {
+		return a
+	}
+	return b
 }
 
 // publish sets the state; only the owner calls it. Watchers are told when Rev or
@@ -87,8 +101,8 @@ func (p *proc) carry(st wire.ProcState) {
 func (p *proc) publish(st wire.ProcState) {
 	p.mu.Lock()
 	told := st.Rev != p.st.Rev || st.Phase != p.st.Phase
-	if st.Log.Next < p.st.Log.Next && st.Phase != wire.PhaseEnded {
-		st.Log, st.Stdin = p.st.Log, p.st.Stdin // a poll was faster
+	if st.Phase != wire.PhaseEnded { // the end's own counters are final
+		st.Log, st.Stdin = newerLog(p.st.Log, st.Log), newerStdin(p.st.Stdin, st.Stdin)
 	}
 	p.st, p.known = st, true
 	left := p.counted && st.Phase == wire.PhaseEnded && st.Proof != nil

@@ -8,9 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
-	"syscall"
 
 	"github.com/stockade-run/stockade/internal/api"
 	"github.com/stockade-run/stockade/internal/errdefs"
@@ -118,26 +116,6 @@ func lastKeeper(dir string) keeper {
 		return keeper{}
 	}
 	return k
-}
-
-// buryShim takes note of the death of a shim that was this process's child, so
-// that no zombie stays. Its PID alone would not do: it may be another child's by
-// now.
-func buryShim(dir string) {
-	k := lastKeeper(dir)
-	if k.PID <= 1 {
-		return
-	}
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", k.PID))
-	if err != nil {
-		return
-	}
-	// Field 22 is the start time; fields count from the last parenthesis, which
-	// ends the second (proc_pid_stat(5)).
-	fields := bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:])
-	if len(fields) > 19 && string(fields[19]) == strconv.FormatUint(k.Start, 10) {
-		_, _ = syscall.Wait4(k.PID, nil, syscall.WNOHANG, nil)
-	}
 }
 
 // checkSpec refuses a spec that no host could start.

@@ -284,7 +284,7 @@ func (g *registry) prepare(ctx context.Context, spec wire.ProcSpec, dir string) 
 func (g *registry) newProc(spec wire.ProcSpec, text []byte, dir string) *proc {
 	return &proc{
 		reg: g, id: spec.ID, box: spec.Box, dir: dir, spec: spec, text: text, client: shim.NewClient(dir),
-		poke: make(chan struct{}, 1), changed: make(chan struct{}), counted: true,
+		owned: make(chan struct{}), poke: make(chan struct{}, 1), changed: make(chan struct{}), counted: true,
 		st: wire.ProcState{ID: spec.ID, Box: spec.Box, Phase: wire.PhaseStarting},
 	}
 }
@@ -363,27 +363,16 @@ func anyTrace(dir string) bool {
 	return tried || err != nil
 }
 
-// forget removes an ended process.
+// forget removes an ended process. release must have returned nil for it.
 func (g *registry) forget(id string) error {
-	p, err := g.find(id)
-	if err != nil {
-		if errdefs.Is(err, errdefs.NotFound) {
-			return nil
-		}
-		return err
-	}
-	st := p.state()
-	switch {
-	case st.Phase != wire.PhaseEnded:
-		return errdefs.New(errdefs.Conflict, "the process lives").WithNext("close it first")
-	case st.Proof == nil:
-		return errdefs.New(errdefs.Conflict, "the process ended without proof that its tree is gone: %s", st.Unproven).
-			WithNext("close it again, or reboot the machine; then it can be forgotten")
-	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.procs[id] != p {
+	p := g.procs[id]
+	if p == nil {
 		return nil
+	}
+	if st := p.state(); st.Phase != wire.PhaseEnded || st.Proof == nil {
+		return errdefs.New(errdefs.Conflict, "the process lives")
 	}
 	gone := filepath.Join(g.dir, trash+id)
 	if err := os.Rename(p.dir, gone); err != nil {
@@ -397,4 +386,23 @@ func (g *registry) forget(id string) error {
 		}
 	})
 	return nil
+}
+
+// release returns nil when nothing needs a process's directory any more: it has
+// ended with proof, and its owner has seen the shim off.
+func (p *proc) release(ctx context.Context) error {
+	st := p.state()
+	switch {
+	case st.Phase != wire.PhaseEnded:
+		return errdefs.New(errdefs.Conflict, "the process lives").WithNext("close it first")
+	case st.Proof == nil:
+		return errdefs.New(errdefs.Conflict, "the process ended without proof that its tree is gone: %s", st.Unproven).
+			WithNext("close it again, or reboot the machine; then it can be forgotten")
+	}
+	select {
+	case <-p.owned:
+		return nil
+	case <-ctx.Done():
+		return errdefs.Wrap(context.Cause(ctx), errdefs.Unavailable, "the process %s is still being put away", p.id).WithNext("try again")
+	}
 }

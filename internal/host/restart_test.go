@@ -98,10 +98,13 @@ func TestAnExitWhileNoHostRunsIsRecorded(t *testing.T) {
 	t.Parallel()
 	h := hosttest.New(t)
 	box := h.Box()
-	spec := hosttest.Sh(box, "read x; echo $x; exit 9")
+	spec := hosttest.Sh(box, "echo up; read x; echo $x; exit 9")
 	spec.Stdin = true
 	h.Run(spec)
-	h.Phase(spec.ID, wire.PhaseRunning)
+	hosttest.Eventually(t, "it is up", func() bool {
+		st, err := h.Client().Proc(context.Background(), spec.ID)
+		return err == nil && st.Log.Next == 3
+	})
 	live := h.Run(hosttest.Sh(box, "echo up; sleep 1000"))
 	h.Phase(live.ID, wire.PhaseRunning)
 	if _, err := h.Client().WriteStdin(context.Background(), spec.ID, 0, []byte("bye"), false); err != nil {

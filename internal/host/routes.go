@@ -116,8 +116,17 @@ func (s *server) getProc(ctx context.Context, r *request) error {
 }
 
 func (s *server) forgetProc(ctx context.Context, r *request) error {
-	err := s.gate.commit(r.generation, func() error { return s.reg.forget(r.PathValue("proc")) })
+	id := r.PathValue("proc")
+	p, err := s.reg.find(id)
 	if err != nil {
+		return r.done() // forgotten already
+	}
+	ctx, cancel := context.WithTimeout(ctx, readyTime)
+	defer cancel()
+	if err := p.release(ctx); err != nil {
+		return err
+	}
+	if err := s.gate.commit(r.generation, func() error { return s.reg.forget(id) }); err != nil {
 		return err
 	}
 	return r.done()

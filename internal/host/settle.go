@@ -33,7 +33,7 @@ const proofTime = 10 * time.Second
 // left of the tree is killed, its emptiness is proven by the cgroup, and the exit
 // is recorded as unknown, because nobody waited for it (P3).
 func (p *proc) settle(ctx context.Context, found finding) error {
-	buryShim(p.dir)
+	buryShim(ctx, p.dir)
 	st := p.withPhase(wire.PhaseStopping)
 	st.Exit, st.Proof, st.Unproven = nil, nil, ""
 	p.publish(st)

@@ -350,6 +350,11 @@ func (h *Host) cleanup() {
 	}
 	c.CloseIdle()
 	h.Client().CloseIdle()
+	// A program's last moments may outlast what it did: the race detector's exit
+	// takes a second.
+	for end := time.Now().Add(10 * time.Second); len(h.Programs("")) > 0 && time.Now().Before(end); {
+		<-time.After(10 * time.Millisecond)
+	}
 	for _, pid := range h.Programs("") {
 		b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 		h.t.Errorf("left behind: process %d %q", pid, b)
