@@ -18,20 +18,13 @@ import (
 // bindSource is something of the machine shown in every box.
 type bindSource struct{ dest, source string }
 
-// systemDirs are the directories and files of this machine that the host profile
-// shows: programs and their libraries, and what finding and verifying them needs.
-func systemDirs() []string {
-	return []string{"/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32",
-		"/etc/ssl", "/etc/alternatives", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d"}
-}
-
 // basePath is the PATH of the host profile, and of images that have none.
 const basePath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 // hostProfile checks what the operator listed and returns the sources and PATH.
 func hostProfile(dirs []string, tools map[string]string) ([]bindSource, string, error) {
 	var sources []bindSource
-	for _, d := range systemDirs() {
+	for _, d := range oci.SystemDirs() {
 		if _, err := os.Lstat(d); err == nil {
 			sources = append(sources, bindSource{d, d})
 		} else if !errors.Is(err, fs.ErrNotExist) {

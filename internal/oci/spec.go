@@ -30,6 +30,14 @@ const MaxFiles = 65536
 // shmBytes is the size of /dev/shm: the 64 MiB that programs know from Docker.
 const shmBytes = 64 << 20
 
+// SystemDirs are the directories and files of this machine that a container of
+// the host profile sees, where they exist: programs and their libraries, and
+// what finding and verifying them needs.
+func SystemDirs() []string {
+	return []string{"/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32",
+		"/etc/ssl", "/etc/alternatives", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d"}
+}
+
 // Bind shows a directory or file of the machine in the container, read-only
 // unless Writable.
 type Bind struct {

@@ -1,0 +1,135 @@
+package preflight
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/stockade-run/stockade/internal/need"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// leftovers lists what probes could leave on the machine.
+func leftovers(t *testing.T) string {
+	t.Helper()
+	var all []string
+	for _, p := range []string{"/run/stockade-preflight-*", "/sys/fs/cgroup/*/preflight-*", "/sys/fs/cgroup/preflight-*", "/sys/fs/cgroup/*/stockade-preflight-test*"} {
+		m, err := filepath.Glob(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, m...)
+	}
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(mounts)) {
+		if strings.Contains(line, "stockade-preflight") {
+			all = append(all, line)
+		}
+	}
+	return strings.Join(all, "\n")
+}
+
+func TestThisMachine(t *testing.T) {
+	need.Runc(t)
+	dir := t.TempDir()
+	checks := Run(t.Context(), Config{Dir: filepath.Join(dir, "not", "yet"), Tools: map[string]string{"sh": "apt-get install dash", "no-such-program": "apt-get install it"}})
+	seen := map[string]Check{}
+	for _, c := range checks {
+		if c.Name == "" || c.Found == "" {
+			t.Errorf("a check without words: %+v", c)
+		}
+		if c.OK == (c.Fix != "") {
+			t.Errorf("%s: ok %v, fix %q", c.Name, c.OK, c.Fix)
+		}
+		if _, twice := seen[c.Name]; twice {
+			t.Errorf("%s stands twice", c.Name)
+		}
+		seen[c.Name] = c
+	}
+	for _, m := range Missing(checks) {
+		if m.Name != "stockade-host program" { // not given here
+			t.Errorf("missing: %+v", m)
+		}
+	}
+	for _, name := range []string{"root privileges", "Linux kernel version", "user namespaces", "PID namespaces", "network namespaces",
+		"mount namespaces", "IPC namespaces", "UTS namespaces", "cgroup namespaces", "cgroups", "cgroup controller cpu", "cgroup controller memory",
+		"cgroup controller pids", "OCI runtime", "container start, end to end", "seccomp filter", "openat2", "pidfd_open", "idmapped mounts",
+		"open files (RLIMIT_NOFILE, hard)", "fs.pipe-max-size", "kernel.pid_max", "space in the state directory", "Unix sockets in the state directory"} {
+		if _, ok := seen[name]; !ok {
+			t.Errorf("%s is not checked", name)
+		}
+	}
+	if !seen["container start, end to end"].OK || seen["program no-such-program"].OK || !seen["program sh"].OK {
+		t.Errorf("%+v %+v", seen["container start, end to end"], seen["program sh"])
+	}
+	if l := leftovers(t); l != "" {
+		t.Errorf("left:\n%s", l)
+	}
+	if ents, err := os.ReadDir(dir); err != nil || len(ents) != 0 {
+		t.Errorf("left in the state directory's place: %v, %v", ents, err)
+	}
+}
+
+// Whatever is wrong, the check says so, says what helps, and leaves nothing.
+func TestWhatIsMissing(t *testing.T) {
+	need.Runc(t)
+	dir := t.TempDir()
+	fake := func(name, body string) string {
+		p := filepath.Join(dir, name)
+		if err := os.WriteFile(p, []byte("#!/bin/sh\n"+body+"\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	version := `[ "$1" = --version ] && { echo runc version 1.0; exit; }`
+	noExec := filepath.Join(dir, "private")
+	if err := os.WriteFile(noExec, nil, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		cfg        Config
+		check      string
+		found, fix string
+	}{
+		"no runtime":       {Config{Runtime: "no-such-runtime"}, "OCI runtime", "not on the PATH", "apt-get install runc"},
+		"no container":     {Config{Runtime: "no-such-runtime"}, "container start, end to end", "no OCI runtime", "apt-get install runc"},
+		"failing runtime":  {Config{Runtime: fake("failing", version+"\necho 'clone: no space left on device' >&2; exit 1")}, "container start, end to end", "no space left", "max_user_namespaces"},
+		"lying runtime":    {Config{Runtime: fake("lying", version+"\n[ \"$3\" = run ] && echo 'uid=0 caps=000001ffffffffff seccomp=0 nnp=0 root=rw workspace=rw'; exit 0")}, "container start, end to end", "not confined", "runc"},
+		"silent runtime":   {Config{Runtime: fake("silent", version)}, "container start, end to end", "", "runtime says"},
+		"no host program":  {Config{}, "stockade-host program", "neither", "install"},
+		"gone":             {Config{InitPath: filepath.Join(dir, "none")}, "stockade-host program", "no such file", "install"},
+		"private":          {Config{InitPath: noExec}, "stockade-host program", "everybody", "chmod 755"},
+		"no directory":     {Config{Dir: filepath.Join(noExec, "x")}, "state directory", "not a directory", "state-dir"},
+		"a file":           {Config{Dir: noExec}, "state directory", "not a directory", "state-dir"},
+		"no space":         {Config{Dir: "/proc"}, "space in the state directory", "", "state-dir"},
+		"no sockets there": {Config{Dir: "/proc"}, "Unix sockets in the state directory", "", "local file system"},
+	} {
+		var got Check
+		for _, check := range Run(t.Context(), c.cfg) {
+			if check.Name == c.check {
+				got = check
+			}
+		}
+		if got.OK || !got.Needed || !strings.Contains(got.Found, c.found) || !strings.Contains(got.Fix, c.fix) {
+			t.Errorf("%s: %+v", name, got)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	for _, c := range Run(ctx, Config{}) {
+		if c.Name == "container start, end to end" && c.OK {
+			t.Error("a cancelled probe is told as a success")
+		}
+	}
+	if l := leftovers(t); l != "" {
+		t.Errorf("left:\n%s", l)
+	}
+}
