@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/stockade-run/stockade/internal/api"
+	"github.com/stockade-run/stockade/internal/errdefs"
 )
 
 // TestAcrossProcesses writes a log in another process while three readers here
@@ -58,8 +59,9 @@ func TestAcrossProcesses(t *testing.T) {
 			sums := [3]hash.Hash{}
 			for i, max := range []int{4 << 10, 64 << 10, 1 << 20} {
 				sums[i] = sha256.New()
+				f := &follower{r: newReader(t, dir), max: max, overflow: overflow, sum: sums[i], ack: func(cursor int64) { ack.set(i, cursor) }}
 				wg.Go(func() {
-					if err := follow(dir, total, max, end, overflow, sums[i], func(cursor int64) { ack.set(i, cursor) }); err != nil {
+					if err := f.follow(total, end, i == 1); err != nil {
 						t.Errorf("reader %d: %v", i, err)
 						end.fail()
 					}
@@ -67,7 +69,7 @@ func TestAcrossProcesses(t *testing.T) {
 			}
 			done := make(chan struct{})
 			go func() { wg.Wait(); close(done) }()
-			end.waitDone(total)
+			end.waitDone()
 			_ = acks.Close()
 			<-done
 			if err := cmd.Wait(); err != nil {
@@ -87,53 +89,73 @@ func TestAcrossProcesses(t *testing.T) {
 	}
 }
 
-// follow reads the log to its end, checking each byte, and acknowledges it.
-func follow(dir string, total int64, max int, end *progress, overflow api.Overflow, sum hash.Hash, ack func(int64)) error {
-	r, err := Open(dir)
-	if err != nil {
-		return err
-	}
-	defer r.Close()
-	buf := make([]byte, BufSize(max))
-	cursor := int64(0)
+// follower reads the log to its end, checking each byte, and acknowledges it.
+type follower struct {
+	r        *Reader
+	max      int
+	buf      []byte
+	cursor   int64
+	overflow api.Overflow
+	sum      hash.Hash
+	ack      func(int64)
+}
+
+// follow reads up to what the writer has told, again and again. Who guesses also
+// looks behind that: what it gets must be true, and damage only means that there
+// is no whole frame yet.
+func (f *follower) follow(total int64, end *progress, guesses bool) error {
 	defer end.done()
-	for cursor < total {
-		limit, err := end.wait(cursor)
+	f.buf = make([]byte, BufSize(f.max))
+	for f.cursor < total {
+		limit, err := end.wait(f.cursor)
 		if err != nil {
 			return err
 		}
-		for cursor < limit {
-			frames, next, gap, err := r.Read(cursor, max, limit, buf)
-			if err != nil {
+		for f.cursor < limit {
+			if _, err := f.once(limit); err != nil {
 				return err
 			}
-			if gap != nil {
-				if overflow == api.OverflowBlock {
-					return fmt.Errorf("gap %+v although nothing may be dropped", gap)
-				}
-				if gap.From != cursor || gap.To <= cursor {
-					return fmt.Errorf("gap %+v at %d", gap, cursor)
-				}
-				cursor = gap.To
-			}
-			records, at, err := decode(frames, cursor)
-			if err != nil {
+		}
+		for more := guesses; more && f.cursor < total; {
+			if more, err = f.once(NoLimit); err != nil && !errdefs.Is(err, errdefs.Indeterminate) {
 				return err
 			}
-			for _, rec := range records {
-				if string(rec.data) != string(content(rec.Cursor, rec.Length)) {
-					return fmt.Errorf("wrong bytes at %d", rec.Cursor)
-				}
-				sum.Write(rec.data)
-			}
-			if at != next {
-				return fmt.Errorf("frames end at %d, next is %d", at, next)
-			}
-			cursor = next
-			ack(cursor)
 		}
 	}
 	return nil
+}
+
+func (f *follower) once(limit int64) (bool, error) {
+	before := f.cursor
+	frames, next, gap, err := f.r.Read(f.cursor, f.max, limit, f.buf)
+	if err != nil {
+		return false, err
+	}
+	if gap != nil {
+		if f.overflow == api.OverflowBlock {
+			return false, fmt.Errorf("gap %+v although nothing may be dropped", gap)
+		}
+		if gap.From != f.cursor || gap.To <= f.cursor {
+			return false, fmt.Errorf("gap %+v at %d", gap, f.cursor)
+		}
+		f.cursor = gap.To
+	}
+	records, at, err := decode(frames, f.cursor)
+	if err != nil {
+		return false, err
+	}
+	for _, rec := range records {
+		if string(rec.data) != string(content(rec.Cursor, rec.Length)) {
+			return false, fmt.Errorf("wrong bytes at %d", rec.Cursor)
+		}
+		f.sum.Write(rec.data)
+	}
+	if at != next {
+		return false, fmt.Errorf("frames end at %d, next is %d", at, next)
+	}
+	f.cursor = next
+	f.ack(f.cursor)
+	return f.cursor > before, nil
 }
 
 // progress is the last known end of the log, and how many readers are done.
@@ -178,7 +200,7 @@ func (p *progress) done() {
 }
 
 // waitDone returns when all readers are done, or something failed.
-func (p *progress) waitDone(int64) {
+func (p *progress) waitDone() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for p.readers < 3 && !p.dead {

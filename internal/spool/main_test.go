@@ -195,7 +195,7 @@ func writerMain() int {
 	if err := w.Finish(); err != nil {
 		return 5
 	}
-	for w.State().Next != total { // never: Append has returned
+	if w.State().Next != total {
 		return 6
 	}
 	_, _ = io.Copy(io.Discard, os.Stdin) // until the readers are done

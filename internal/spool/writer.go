@@ -36,6 +36,7 @@ type Writer struct {
 	state   api.LogState
 	failure error
 	acked   int64
+	coming  int64 // payload of the frame that is being written
 	lifted  bool
 	changed chan struct{} // nil until somebody asked
 	room    chan struct{} // one token: acked or lifted changed
@@ -174,6 +175,7 @@ func (w *Writer) writeFrame(k wire.Kind, p []byte) error {
 	if k == wire.KindStderr {
 		offset = w.state.Stderr
 	}
+	w.coming = int64(len(p))
 	w.mu.Unlock()
 	if next+int64(len(p)) > api.MaxOffset {
 		return errdefs.New(errdefs.Exhausted, "the log has reached position 2^53, the largest that can be named")
@@ -196,6 +198,7 @@ func (w *Writer) writeFrame(k wire.Kind, p []byte) error {
 	w.size += length
 	w.used += length
 	w.mu.Lock()
+	w.coming = 0
 	w.state.Next += int64(len(p))
 	if k == wire.KindStderr {
 		w.state.Stderr += int64(len(p))
@@ -251,6 +254,7 @@ func (w *Writer) fail(err error) error {
 	if w.failure == nil {
 		w.failure = diskError(err, "the log cannot be written")
 		w.mu.Lock()
+		w.coming = 0
 		w.state.Failure = w.failure.Error()
 		w.notify()
 		w.mu.Unlock()
@@ -275,11 +279,12 @@ func diskError(err error, what string) error {
 }
 
 // Ack says that every byte before cursor may be deleted when room is needed. A
-// cursor before the last one is ignored, one beyond Next is invalid.
+// cursor before the last one is ignored, one beyond Next is invalid. A reader that
+// looks behind Next may have the frame that is being written: that counts.
 func (w *Writer) Ack(cursor int64) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if cursor < 0 || cursor > w.state.Next {
+	if cursor < 0 || cursor > w.state.Next+w.coming {
 		return errdefs.New(errdefs.Invalid, "cursor %d cannot be acknowledged, the log ends at %d", cursor, w.state.Next)
 	}
 	if cursor > w.acked {
