@@ -132,6 +132,7 @@ func (p *acpPeer) SessionUpdate(_ context.Context, n acp.SessionNotification) er
 
 // RequestPermission allows what is asked: the box is what bounds the agent.
 func (p *acpPeer) RequestPermission(_ context.Context, r acp.RequestPermissionRequest) (acp.RequestPermissionResponse, error) {
+	p.gate.wait(0) // requests overtake notifications; what was said before comes first
 	for _, o := range r.Options {
 		if o.Kind == acp.PermissionOptionKindAllowOnce {
 			if r.ToolCall.Title != nil {
@@ -159,13 +160,18 @@ const gateNotifications = 256
 type gate struct {
 	src   *bufio.Reader
 	begin chan struct{} // closed when reading may begin
-	slots chan struct{}
 	line  []byte
 	err   error
+
+	mu   sync.Mutex
+	cond sync.Cond // of mu: open has become less
+	open int       // notifications given out and not handled
 }
 
 func newGate(r io.Reader) *gate {
-	return &gate{src: bufio.NewReaderSize(r, 64<<10), begin: make(chan struct{}), slots: make(chan struct{}, gateNotifications)}
+	g := &gate{src: bufio.NewReaderSize(r, 64<<10), begin: make(chan struct{})}
+	g.cond.L = &g.mu
+	return g
 }
 
 // notification is how a session update is told from everything else. The agent's
@@ -178,7 +184,10 @@ func (g *gate) Read(p []byte) (int, error) {
 	if len(g.line) == 0 && g.err == nil {
 		g.line, g.err = g.src.ReadBytes('\n')
 		if bytes.Contains(g.line, notification) {
-			g.slots <- struct{}{}
+			g.wait(gateNotifications - 1)
+			g.mu.Lock()
+			g.open++
+			g.mu.Unlock()
 		}
 	}
 	if len(g.line) == 0 {
@@ -191,8 +200,17 @@ func (g *gate) Read(p []byte) (int, error) {
 
 // release says that one notification was handled.
 func (g *gate) release() {
-	select {
-	case <-g.slots:
-	default:
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.open--
+	g.cond.Broadcast()
+}
+
+// wait returns when at most n notifications are not handled.
+func (g *gate) wait(n int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for g.open > n {
+		g.cond.Wait()
 	}
 }

@@ -232,7 +232,7 @@ func TestVerify(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	payload := []byte(`{"handle":"proc_a","method":"pid_namespace"}`)
+	payload := []byte(`{"handle":"proc_a","method":"pid_namespace","empty_at":"0001-01-01T00:00:00Z"}`)
 	good := client.Receipt{Handle: "proc_a", Method: "pid_namespace", Payload: payload, PublicKey: pub, Signature: ed25519.Sign(priv, payload)}
 	if err := verify(good, "proc_a"); err != nil {
 		t.Error(err)
@@ -240,7 +240,8 @@ func TestVerify(t *testing.T) {
 	for name, change := range map[string]func(*client.Receipt){
 		"handle":    func(r *client.Receipt) { r.Handle = "proc_b" },
 		"method":    func(r *client.Receipt) { r.Method = "cgroup" },
-		"payload":   func(r *client.Receipt) { r.Payload = []byte("proc_a pid_namespace") },
+		"payload":   func(r *client.Receipt) { r.Payload = bytes.ReplaceAll(r.Payload, []byte("proc_a"), []byte("proc_c")) },
+		"time":      func(r *client.Receipt) { r.EmptyAt = r.EmptyAt.Add(1) },
 		"signature": func(r *client.Receipt) { r.Signature = bytes.Repeat([]byte{1}, ed25519.SignatureSize) },
 		"key":       func(r *client.Receipt) { r.PublicKey = nil },
 	} {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/ed25519"
+	"encoding/json"
 	"io"
 	"strings"
 	"time"
@@ -98,8 +99,17 @@ func verify(r client.Receipt, handle string) error {
 	if len(r.PublicKey) != ed25519.PublicKeySize || !ed25519.Verify(r.PublicKey, r.Payload, r.Signature) {
 		return errdefs.New(errdefs.Internal, "the signature of the receipt is not good")
 	}
-	if r.Handle != handle || !bytes.Contains(r.Payload, []byte(handle)) || !bytes.Contains(r.Payload, []byte(r.Method)) {
-		return errdefs.New(errdefs.Internal, "the receipt speaks of something else")
+	var signed struct {
+		ID      string    `json:"id"`
+		Handle  string    `json:"handle"`
+		Method  string    `json:"method"`
+		EmptyAt time.Time `json:"empty_at"`
+	}
+	if err := json.Unmarshal(r.Payload, &signed); err != nil {
+		return errdefs.Wrap(err, errdefs.Internal, "what the receipt signs cannot be read")
+	}
+	if signed.Handle != handle || signed.ID != r.ID || r.Handle != handle || signed.Method != r.Method || !signed.EmptyAt.Equal(r.EmptyAt) {
+		return errdefs.New(errdefs.Internal, "the receipt signs something else than it says: %s", r.Payload)
 	}
 	return nil
 }

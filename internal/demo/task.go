@@ -23,9 +23,10 @@ const transcript = workspace + "/.transcript"
 // deadTime is how long the server stays dead, so that the agent gets on without it.
 const deadTime = 1500 * time.Millisecond
 
-// teed runs a command line with its output going through tee.
+// teed runs a command line with its output going through tee. Codex wants its
+// directory to be there.
 func teed(line []string) []string {
-	return append([]string{"sh", "-c", `"$@" | tee ` + transcript, "sh"}, line...)
+	return append([]string{"sh", "-c", `mkdir -p "${CODEX_HOME:-$HOME}" && "$@" | tee ` + transcript, "sh"}, line...)
 }
 
 // agent lets the agent do the task, kills the server half-way, and compares.
@@ -59,7 +60,7 @@ func (s *story) agent(ctx context.Context) error {
 		ev.acted = func(n int) { acted = n }
 		ev.spoke = func() {
 			if acted >= 2 {
-				if spoke++; spoke > 270 { // beyond the first burst, which has 256 pieces
+				if spoke++; spoke > 260 { // beyond the first burst, which has 256 pieces
 					reached()
 				}
 			}
@@ -133,7 +134,7 @@ func (s *story) crash(ctx context.Context, p *client.Process, f *follower) error
 	if err := s.server.start(ctx); err != nil {
 		return err
 	}
-	info, err := s.task.Process(p.Handle()).Get(ctx)
+	info, err := s.settled(ctx, p, before)
 	if err != nil {
 		return err
 	}
@@ -148,6 +149,26 @@ func (s *story) crash(ctx context.Context, p *client.Process, f *follower) error
 		s.say.note("%s of that were written while no server was there", size(meanwhile))
 	}
 	return nil
+}
+
+// settled asks for the process until the server has heard of its log from the host
+// program again, which takes it a moment after its start.
+func (s *story) settled(ctx context.Context, p *client.Process, before int64) (client.ProcessInfo, error) {
+	ctx, cancel := context.WithTimeout(ctx, startTime)
+	defer cancel()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		info, err := p.Get(ctx)
+		if err != nil || info.Log.Next >= before {
+			return info, err
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return info, errdefs.New(errdefs.Internal, "after its restart the server knows of %d bytes of output; %d were read before it", info.Log.Next, before)
+		}
+	}
 }
 
 // compare checks that what the agent wrote is what was read, and that it did its
