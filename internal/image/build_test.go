@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"testing"
 
+	"github.com/google/go-containerregistry/pkg/compression"
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
@@ -27,6 +28,10 @@ type file struct {
 }
 
 func layerOf(t *testing.T, files ...file) v1.Layer {
+	return compressedLayer(t, compression.GZip, files...)
+}
+
+func compressedLayer(t *testing.T, how compression.Compression, files ...file) v1.Layer {
 	t.Helper()
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
@@ -47,7 +52,8 @@ func layerOf(t *testing.T, files ...file) v1.Layer {
 	if err := w.Close(); err != nil {
 		t.Fatal(err)
 	}
-	l, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(b.Bytes())), nil })
+	l, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(b.Bytes())), nil },
+		tarball.WithCompression(how))
 	if err != nil {
 		t.Fatal(err)
 	}

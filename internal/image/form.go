@@ -1,43 +1,70 @@
 package image
 
 import (
-	"bufio"
-	"bytes"
-	"compress/gzip"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
-	"io"
-	"os"
 	"path"
-	"path/filepath"
 	"runtime"
 	"slices"
-
-	v1 "github.com/google/go-containerregistry/pkg/v1"
-	"github.com/google/go-containerregistry/pkg/v1/layout"
-	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"strings"
 
 	"github.com/stockade-run/stockade/internal/errdefs"
 )
 
-// refName is the annotation of OCI image-spec that names an image of a layout;
-// containerdName is what Docker and containerd write beside it, with the
-// repository.
-const (
-	refName        = "org.opencontainers.image.ref.name"
-	containerdName = "io.containerd.image.name"
+// The documents are decoded into shapes of our own, with no more than what is
+// used: the libraries that have them all take 120 KiB of private memory at the
+// start of every program that links them, and each shim is one.
+
+// descriptor points to a blob (OCI image-spec, "Content Descriptors").
+type descriptor struct {
+	MediaType   string            `json:"mediaType"`
+	Digest      string            `json:"digest"`
+	Annotations map[string]string `json:"annotations"`
+	Platform    *platform         `json:"platform"`
+}
+
+type platform struct {
+	OS           string `json:"os"`
+	Architecture string `json:"architecture"`
+}
+
+// here reports whether a platform is this machine's; an unnamed one is.
+func (p platform) here() bool {
+	return (p.OS == "" || p.OS == runtime.GOOS) && (p.Architecture == "" || p.Architecture == runtime.GOARCH)
+}
+
+// config is an image's configuration (OCI image-spec, "Image Configuration").
+type config struct {
+	platform
+	Config struct {
+		Env []string `json:"Env"`
+	} `json:"config"`
+	RootFS struct {
+		DiffIDs []string `json:"diff_ids"`
+	} `json:"rootfs"`
+}
+
+// Media types of OCI and of Docker's registry protocol.
+var (
+	indexTypes = [...]string{"application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json"}
+	imageTypes = [...]string{"application/vnd.oci.image.manifest.v1+json", "application/vnd.docker.distribution.manifest.v2+json"}
 )
 
-// fromLayout finds the images of an OCI layout whose blobs were checked.
+// refName is the annotation of OCI image-spec that names an image of a layout;
+// containerdName is what Docker and containerd write beside it, with the
+// repository. dockerReference marks attestations.
+const (
+	refName         = "org.opencontainers.image.ref.name"
+	containerdName  = "io.containerd.image.name"
+	dockerReference = "vnd.docker.reference.type"
+)
+
+// fromLayout finds the images of an OCI layout in dir, whose SHA-256 blobs were
+// compared with their names.
 func fromLayout(dir string) ([]candidate, error) {
-	if err := smallMetadata(filepath.Join(dir, "index.json")); err != nil {
-		return nil, err
-	}
-	idx, err := layout.ImageIndexFromPath(dir)
-	if err != nil {
-		return nil, err
-	}
 	var found []candidate
-	if err := walkIndex(dir, idx, "", 0, &found); err != nil {
+	if err := walkIndex(dir, "index.json", "", 0, &found); err != nil {
 		return nil, err
 	}
 	if len(found) == 0 {
@@ -47,49 +74,50 @@ func fromLayout(dir string) ([]candidate, error) {
 	return found, nil
 }
 
-func walkIndex(dir string, idx v1.ImageIndex, inherited string, depth int, found *[]candidate) error {
+func walkIndex(dir, file, inherited string, depth int, found *[]candidate) error {
 	if depth > 4 {
 		return errdefs.New(errdefs.Invalid, "the layout's indexes are nested too deeply")
 	}
-	m, err := idx.IndexManifest()
-	if err != nil {
+	var index struct {
+		Manifests []descriptor `json:"manifests"`
+	}
+	if err := decode(dir, file, &index); err != nil {
 		return err
 	}
-	for _, d := range m.Manifests {
+	for _, d := range index.Manifests {
+		isIndex := slices.Contains(indexTypes[:], d.MediaType)
+		if !isIndex && !slices.Contains(imageTypes[:], d.MediaType) || d.Annotations[dockerReference] != "" {
+			continue // attestations and other artifacts
+		}
+		if d.Platform != nil && !d.Platform.here() {
+			continue
+		}
 		name := inherited
 		if n := d.Annotations[containerdName]; n != "" {
 			name = n
 		} else if n := d.Annotations[refName]; n != "" {
 			name = n
 		}
-		if !d.MediaType.IsIndex() && !d.MediaType.IsImage() || d.Annotations["vnd.docker.reference.type"] != "" {
-			continue // attestations and other artifacts
-		}
-		if p := d.Platform; p != nil && !(p.OS == runtime.GOOS && p.Architecture == runtime.GOARCH) {
-			continue
-		}
-		if err := blob(dir, d.Digest); err != nil {
+		at, err := blob(d.Digest)
+		if err != nil {
 			return err
 		}
-		if d.MediaType.IsIndex() {
-			sub, err := idx.ImageIndex(d.Digest)
-			if err != nil {
-				return err
-			}
-			if err := walkIndex(dir, sub, name, depth+1, found); err != nil {
+		if isIndex {
+			if err := walkIndex(dir, at, name, depth+1, found); err != nil {
 				return err
 			}
 			continue
 		}
-		img, err := idx.Image(d.Digest)
+		c, err := fromManifest(dir, at)
 		if err != nil {
 			return err
 		}
-		c, err := fromManifest(dir, img)
-		if err != nil {
-			return err
+		// An index of a single platform may leave the platform out; the
+		// configuration always has it.
+		if !c.config.here() {
+			continue
 		}
-		c.digest, c.names = d.Digest.String(), []string{name}
+		c.digest, c.names = d.Digest, []string{name}
 		if err := add(found, c); err != nil {
 			return err
 		}
@@ -98,36 +126,39 @@ func walkIndex(dir string, idx v1.ImageIndex, inherited string, depth int, found
 }
 
 // fromManifest reads an image of a layout.
-func fromManifest(dir string, img v1.Image) (candidate, error) {
-	man, err := img.Manifest()
+func fromManifest(dir, file string) (candidate, error) {
+	var manifest struct {
+		Config descriptor   `json:"config"`
+		Layers []descriptor `json:"layers"`
+	}
+	if err := decode(dir, file, &manifest); err != nil {
+		return candidate{}, err
+	}
+	at, err := blob(manifest.Config.Digest)
 	if err != nil {
 		return candidate{}, err
 	}
-	if err := blob(dir, man.Config.Digest); err != nil {
+	var c candidate
+	if err := decode(dir, at, &c.config); err != nil {
 		return candidate{}, err
 	}
-	cfg, err := img.ConfigFile()
-	if err != nil {
-		return candidate{}, err
-	}
-	layers, err := img.Layers()
-	if err != nil {
-		return candidate{}, err
-	}
-	c := candidate{config: cfg}
-	for _, l := range layers {
-		c.layers = append(c.layers, l.Uncompressed)
+	for _, l := range manifest.Layers {
+		at, err := blob(l.Digest)
+		if err != nil {
+			return candidate{}, err
+		}
+		c.layers = append(c.layers, layerFile(dir, at))
 	}
 	return c, nil
 }
 
-// blob checks a document of the layout. Only blobs named by SHA-256 were compared
+// blob returns the file of a digest. Only blobs named by SHA-256 were compared
 // with their names.
-func blob(dir string, h v1.Hash) error {
-	if h.Algorithm != "sha256" {
-		return errdefs.New(errdefs.Invalid, "the image uses %q digests; only sha256 is supported", clip(h.Algorithm))
+func blob(digest string) (string, error) {
+	if folder(digest) == "" {
+		return "", errdefs.New(errdefs.Invalid, "the image uses the digest %q; only sha256 is supported", clip(digest))
 	}
-	return smallMetadata(filepath.Join(dir, "blobs", h.Algorithm, h.Hex))
+	return "blobs/sha256/" + strings.TrimPrefix(digest, "sha256:"), nil
 }
 
 // add adds a candidate; one that stands under several names becomes one.
@@ -154,12 +185,12 @@ func add(found *[]candidate, c candidate) error {
 // fromDocker finds the images of a docker-save archive of the old form, whose
 // files are in dir.
 func fromDocker(dir string) ([]candidate, error) {
-	b, err := document(dir, "manifest.json")
-	if err != nil {
-		return nil, err
+	var all []struct {
+		Config   string
+		RepoTags []string
+		Layers   []string
 	}
-	var all tarball.Manifest
-	if err := json.Unmarshal(b, &all); err != nil {
+	if err := decode(dir, "manifest.json", &all); err != nil {
 		return nil, err
 	}
 	if len(all) == 0 || len(all) > maxImages {
@@ -167,12 +198,21 @@ func fromDocker(dir string) ([]candidate, error) {
 	}
 	var found []candidate
 	for _, d := range all {
-		c, err := fromSaved(dir, d)
+		raw, err := document(dir, path.Clean(d.Config))
 		if err != nil {
 			return nil, err
 		}
-		if os, arch := c.config.OS, c.config.Architecture; os != "" && os != runtime.GOOS || arch != "" && arch != runtime.GOARCH {
-			return nil, errdefs.New(errdefs.Invalid, "the image is for %s/%s, this machine is %s/%s", clip(os), clip(arch), runtime.GOOS, runtime.GOARCH)
+		sum := sha256.Sum256(raw)
+		c := candidate{digest: "sha256:" + hex.EncodeToString(sum[:]), names: d.RepoTags}
+		if err := unmarshal(raw, &c.config); err != nil {
+			return nil, err
+		}
+		if !c.config.here() {
+			return nil, errdefs.New(errdefs.Invalid, "the image is for %s/%s, this machine is %s/%s",
+				clip(c.config.OS), clip(c.config.Architecture), runtime.GOOS, runtime.GOARCH)
+		}
+		for _, file := range d.Layers {
+			c.layers = append(c.layers, layerFile(dir, path.Clean(file)))
 		}
 		if err := add(&found, c); err != nil {
 			return nil, err
@@ -181,77 +221,17 @@ func fromDocker(dir string) ([]candidate, error) {
 	return found, nil
 }
 
-// fromSaved reads an image of a docker-save archive from the archive's files:
-// the library's own reader scans the whole archive for each of them.
-func fromSaved(dir string, d tarball.Descriptor) (candidate, error) {
-	raw, err := document(dir, path.Clean(d.Config))
+func decode(dir, file string, into any) error {
+	raw, err := document(dir, file)
 	if err != nil {
-		return candidate{}, err
+		return err
 	}
-	cfg, err := v1.ParseConfigFile(bytes.NewReader(raw))
-	if err != nil {
-		return candidate{}, err
-	}
-	digest, _, err := v1.SHA256(bytes.NewReader(raw))
-	if err != nil {
-		return candidate{}, err
-	}
-	c := candidate{digest: digest.String(), names: d.RepoTags, config: cfg}
-	for _, file := range d.Layers {
-		c.layers = append(c.layers, savedLayer(dir, path.Clean(file)))
-	}
-	return c, nil
+	return unmarshal(raw, into)
 }
 
-// document reads a small file of an archive, which may hold links.
-func document(dir, name string) ([]byte, error) {
-	f, err := os.OpenInRoot(dir, name)
-	if err != nil {
-		return nil, errdefs.Wrap(err, errdefs.Invalid, "the image archive lacks the file %s", clip(name))
-	}
-	defer f.Close()
-	b, err := io.ReadAll(io.LimitReader(f, maxMetadata+1))
-	if err == nil && len(b) > maxMetadata {
-		err = errdefs.New(errdefs.Exhausted, "a document of the image has more than %d bytes, the limit", maxMetadata)
-	}
-	return b, err
-}
-
-// smallMetadata refuses a document that a decoder would read whole into memory.
-func smallMetadata(file string) error {
-	st, err := os.Stat(file)
-	if err != nil {
-		return errdefs.Wrap(err, errdefs.Invalid, "the image archive lacks the file %s", clip(filepath.Base(file))).
-			WithNext("the archive is incomplete; make it again")
-	}
-	if !st.Mode().IsRegular() || st.Size() > maxMetadata {
-		return errdefs.New(errdefs.Exhausted, "a document of the image has %d bytes, the limit is %d", st.Size(), maxMetadata)
+func unmarshal(raw []byte, into any) error {
+	if err := json.Unmarshal(raw, into); err != nil {
+		return errdefs.Wrap(err, errdefs.Invalid, "a document of the image archive is not valid: %s", clip(err.Error()))
 	}
 	return nil
-}
-
-// savedLayer opens a layer, which some programs save compressed. The archive may
-// hold links, so it is opened below the archive's own directory.
-func savedLayer(dir, file string) opener {
-	return func() (io.ReadCloser, error) {
-		f, err := os.OpenInRoot(dir, file)
-		if err != nil {
-			return nil, errdefs.Wrap(err, errdefs.Invalid, "the image archive lacks the layer %s", clip(file))
-		}
-		br := bufio.NewReaderSize(f, 64<<10)
-		if head, _ := br.Peek(2); len(head) == 2 && head[0] == 0x1f && head[1] == 0x8b {
-			z, err := gzip.NewReader(br)
-			if err != nil {
-				f.Close()
-				return nil, err
-			}
-			return readCloser{z, f}, nil
-		}
-		return readCloser{br, f}, nil
-	}
-}
-
-type readCloser struct {
-	io.Reader
-	io.Closer
 }

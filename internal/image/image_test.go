@@ -14,8 +14,10 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-containerregistry/pkg/compression"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"github.com/klauspost/compress/zstd"
 	"go.uber.org/goleak"
 
 	"github.com/stockade-run/stockade/internal/errdefs"
@@ -48,7 +50,10 @@ func left(t *testing.T, s *Store) []string {
 	return names
 }
 
-func layers(t *testing.T) []v1.Layer {
+func layers(t *testing.T) []v1.Layer { return compressedLayers(t, compression.GZip) }
+
+func compressedLayers(t *testing.T, how compression.Compression) []v1.Layer {
+	layerOf := func(t *testing.T, files ...file) v1.Layer { return compressedLayer(t, how, files...) }
 	return []v1.Layer{
 		layerOf(t, file{name: "bin/", kind: tar.TypeDir, mode: 0o755}, file{name: "bin/a", content: "old", mode: 0o4755},
 			file{name: "gone", content: "x"}, file{name: "dir/x", content: "x"}, file{name: "dir/y", content: "y"},
@@ -75,6 +80,11 @@ func TestBothForms(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	zimg := imageOf(t, compressedLayers(t, compression.ZStd)...)
+	zdigest, err := zimg.Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
 	zipped := func(b *bytes.Buffer) *bytes.Buffer {
 		var z bytes.Buffer
 		w := gzip.NewWriter(&z)
@@ -94,6 +104,20 @@ func TestBothForms(t *testing.T) {
 	}{
 		{"layout", func() *bytes.Buffer { return tarOf(t, layoutDir(t, map[string]v1.Image{"example.com/a:1": img})) }, digest.String(), []string{"example.com/a:1", "mine"}},
 		{"layout.gz", func() *bytes.Buffer { return zipped(tarOf(t, layoutDir(t, map[string]v1.Image{"a": img}))) }, digest.String(), []string{"a", "mine"}},
+		{"zstd", func() *bytes.Buffer {
+			var z bytes.Buffer
+			w, err := zstd.NewWriter(&z)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := w.Write(tarOf(t, layoutDir(t, map[string]v1.Image{"a": zimg})).Bytes()); err != nil {
+				t.Fatal(err)
+			}
+			if err := w.Close(); err != nil {
+				t.Fatal(err)
+			}
+			return &z
+		}, zdigest.String(), []string{"a", "mine"}},
 		{"saved", func() *bytes.Buffer { return savedTar(t, "example.com/a:1", img) }, id.String(), []string{"example.com/a:1", "mine"}},
 	} {
 		t.Run(c.form, func(t *testing.T) {

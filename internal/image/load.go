@@ -2,8 +2,6 @@ package image
 
 import (
 	"archive/tar"
-	"bufio"
-	"compress/gzip"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -17,7 +15,6 @@ import (
 	"strings"
 	"time"
 
-	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"golang.org/x/sys/unix"
 
 	"github.com/stockade-run/stockade/internal/errdefs"
@@ -27,7 +24,7 @@ import (
 
 // Load reads an archive to its end and unpacks every image in it for this
 // machine's architecture: the tar of an OCI image layout, or what docker save
-// writes; either may be compressed with gzip. Names in the archive are kept;
+// writes; either may be compressed with gzip or zstd. Names in the archive are kept;
 // name, if not "", is one more for an archive with a single image. A name that
 // another image has moves. Loading what is there again only adds names.
 //
@@ -76,7 +73,7 @@ func (s *Store) Load(ctx context.Context, name string, r io.Reader) ([]wire.Imag
 type candidate struct {
 	digest string
 	names  []string
-	config *v1.ConfigFile
+	config config
 	layers []opener // uncompressed, lowest first; as many as config has diff ids
 }
 
@@ -84,15 +81,11 @@ type opener func() (io.ReadCloser, error)
 
 // receive stores the archive and finds the images in it.
 func (s *Store) receive(ctx context.Context, tmp string, r io.Reader) ([]candidate, error) {
-	br := bufio.NewReaderSize(&ctxReader{ctx, r}, 64<<10)
-	if head, _ := br.Peek(2); len(head) == 2 && head[0] == 0x1f && head[1] == 0x8b {
-		z, err := gzip.NewReader(br)
-		if err != nil {
-			return nil, errdefs.Wrap(err, errdefs.Invalid, "the archive's compression is damaged")
-		}
-		defer z.Close()
-		br = bufio.NewReaderSize(z, 64<<10)
+	in, stop, err := decompress(&ctxReader{ctx, r})
+	if err != nil {
+		return nil, err
 	}
+	defer stop()
 	layout := filepath.Join(tmp, "layout")
 	if err := os.Mkdir(layout, 0o700); err != nil {
 		return nil, err
@@ -102,7 +95,7 @@ func (s *Store) receive(ctx context.Context, tmp string, r io.Reader) ([]candida
 		return nil, err
 	}
 	defer root.Close()
-	seen, err := s.store(tar.NewReader(br), root)
+	seen, err := s.store(tar.NewReader(in), root)
 	if err != nil {
 		return nil, err
 	}
@@ -289,7 +282,7 @@ func perm(h *tar.Header) fs.FileMode {
 	return m
 }
 
-func pathOf(cfg *v1.ConfigFile) string {
+func pathOf(cfg config) string {
 	for _, kv := range cfg.Config.Env {
 		if v, ok := strings.CutPrefix(kv, "PATH="); ok && len(v) <= 4096 && !strings.ContainsRune(v, 0) {
 			return v
@@ -321,8 +314,8 @@ func unpackLayer(ctx context.Context, root *os.Root, c candidate, i int, limits 
 	if r.N == 0 {
 		return st, errdefs.New(errdefs.Exhausted, "layer %d of the image has more than %d bytes unpacked, the limit", i+1, most)
 	}
-	if want := c.config.RootFS.DiffIDs[i]; want.Algorithm != "sha256" || want.Hex != hex.EncodeToString(h.Sum(nil)) {
-		return st, errdefs.New(errdefs.Invalid, "layer %d of the image does not have the digest its configuration states (%s)", i+1, want).
+	if want := c.config.RootFS.DiffIDs[i]; want != "sha256:"+hex.EncodeToString(h.Sum(nil)) {
+		return st, errdefs.New(errdefs.Invalid, "layer %d of the image does not have the digest its configuration states (%s)", i+1, clip(want)).
 			WithNext("the archive was damaged or changed; make it again")
 	}
 	return st, nil
