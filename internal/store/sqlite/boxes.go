@@ -122,7 +122,7 @@ func (s *Store) Box(ctx context.Context, sc store.Scope, id string) (store.Box, 
 
 // Boxes implements [store.Store].
 func (s *Store) Boxes(ctx context.Context, sc store.Scope, p store.Page) ([]store.Box, error) {
-	return list(ctx, s, "box", "boxes", boxColumns, scoped(sc, boxOfRun), clause{}, p, scanBox)
+	return list(ctx, s, listing{what: "box", table: "boxes", id: "id", columns: boxColumns, scope: scoped(sc, boxOfRun)}, p, scanBox)
 }
 
 // boxOrder is the order of the states, for "forward only".

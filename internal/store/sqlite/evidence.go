@@ -101,7 +101,7 @@ func (s *Store) Fences(ctx context.Context, sc store.Scope, standing bool, p sto
 	if standing {
 		where.sql = "cleared IS NULL"
 	}
-	return list(ctx, s, "fence", "fences", fenceColumns, scoped(sc, fenceOfRun), where, p, scanFence)
+	return list(ctx, s, listing{what: "fence", table: "fences", id: "id", columns: fenceColumns, scope: scoped(sc, fenceOfRun), where: where}, p, scanFence)
 }
 
 func (t *tx) audit(a store.AuditEvent) error {
@@ -127,7 +127,7 @@ func (s *Store) Audit(ctx context.Context, workspace string, p store.Page) ([]st
 	if workspace != "" {
 		scope = clause{sql: "workspace = ?", args: []any{workspace}}
 	}
-	return list(ctx, s, "audit event", "audit", auditColumns, scope, clause{}, p, func(r row) (store.AuditEvent, error) {
+	return list(ctx, s, listing{what: "audit event", table: "audit", id: "id", columns: auditColumns, scope: scope}, p, func(r row) (store.AuditEvent, error) {
 		var a store.AuditEvent
 		var at int64
 		var detail string

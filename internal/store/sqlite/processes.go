@@ -141,7 +141,7 @@ func (t *tx) mayStart(p *store.Process, c store.Capacity) error {
 	if !errors.Is(err, sql.ErrNoRows) {
 		return err
 	}
-	closing, err := queryOne(ctx, t, scanText, `SELECT handle FROM processes WHERE workspace = ? AND box = ? AND live = 1
+	closing, err := queryOne(ctx, t, scanText, `SELECT handle FROM processes WHERE workspace = ? AND box = ?
 		AND state = 'closing' AND cleanup <> 'quiescent' LIMIT 1`, p.Workspace, p.Box)
 	if err == nil {
 		return errdefs.New(errdefs.Cancelling, "the process %s in the box %s is being stopped and its end is not proven yet", closing, p.Box).
@@ -151,15 +151,15 @@ func (t *tx) mayStart(p *store.Process, c store.Capacity) error {
 		return err
 	}
 	if err := t.room("live processes on the target "+p.Target, "per_target", c.PerTarget,
-		`SELECT count(*) FROM processes WHERE target = ? AND live = 1`, p.Target); err != nil {
+		`SELECT live FROM targets WHERE name = ?`, p.Target); err != nil {
 		return err
 	}
 	if err := t.room("live processes in the workspace "+p.Workspace, "per_workspace", c.PerWorkspace,
-		`SELECT count(*) FROM processes WHERE workspace = ? AND live = 1`, p.Workspace); err != nil {
+		`SELECT live FROM workspaces WHERE name = ?`, p.Workspace); err != nil {
 		return err
 	}
 	return t.room("live processes in the run "+p.Run, "per_run", c.PerRun,
-		`SELECT count(*) FROM processes WHERE workspace = ? AND box = ? AND live = 1 AND run = ?`, p.Workspace, p.Box, p.Run)
+		`SELECT live FROM runs WHERE id = ?`, p.Run)
 }
 
 // blob keeps an empty value from becoming NULL.
@@ -239,6 +239,10 @@ func (s *Store) ProcessByRequest(ctx context.Context, sc store.Scope, run, reque
 
 // Processes implements [store.Store].
 func (s *Store) Processes(ctx context.Context, sc store.Scope, f store.ProcessFilter) ([]store.Process, error) {
+	return list(ctx, s, processListing(sc, f), f.Page, scanProcess)
+}
+
+func processListing(sc store.Scope, f store.ProcessFilter) listing {
 	var where clause
 	if f.Box != "" {
 		where = where.and(clause{sql: "box = ?", args: []any{f.Box}})
@@ -255,5 +259,20 @@ func (s *Store) Processes(ctx context.Context, sc store.Scope, f store.ProcessFi
 	if f.LogKept {
 		where = where.and(clause{sql: "log_gone = 0"})
 	}
-	return list(ctx, s, "process", "processes", processColumns, scoped(sc, processOfRun), where, f.Page, scanProcess)
+	return listing{what: "process", table: "processes", id: "handle", columns: processColumns, index: indexFor(sc, f),
+		scope: scoped(sc, processOfRun), where: where}
+}
+
+// indexFor names the index where SQLite, which keeps no statistics, would walk
+// the whole history backwards instead.
+func indexFor(sc store.Scope, f store.ProcessFilter) string {
+	switch {
+	case sc.Run != "", !sc.All && sc.Workspace == "": // few records, or none
+		return ""
+	case f.Live && f.Box == "":
+		return "processes_live_order"
+	case !f.ClosedBefore.IsZero() && f.LogKept:
+		return "processes_kept"
+	}
+	return ""
 }

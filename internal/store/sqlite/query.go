@@ -158,35 +158,55 @@ func notFound(what, id string) error {
 	return errdefs.New(errdefs.NotFound, "there is no %s %q here", what, id)
 }
 
-// list reads one page of a table, newest first. where may be empty; if the page
-// is to follow a record that is not there under the same scope, it is not_found.
-func list[T any](ctx context.Context, s *Store, what, table, columns string, scope, where clause, p store.Page, scan func(row) (T, error)) ([]T, error) {
+// listing is a query for records of one table, newest first.
+type listing struct {
+	what    string // a record, in a sentence
+	table   string
+	id      string // its column of ids
+	columns string
+	index   string // the index to use; empty leaves it to SQLite
+	scope   clause
+	where   clause
+}
+
+// sql is the query for one page.
+func (l listing) sql(p store.Page) (string, []any) {
+	from := l.table
+	if l.index != "" {
+		from += " INDEXED BY " + l.index
+	}
+	all := l.scope.and(l.where)
+	if p.After != "" {
+		v := l.visible(p.After)
+		all = all.and(clause{sql: "seq < (SELECT seq FROM " + l.table + v.where() + ")", args: v.args})
+	}
+	return "SELECT " + l.columns + " FROM " + from + all.where() + " ORDER BY seq DESC LIMIT ?", append(all.args, p.Limit)
+}
+
+// visible selects one record if it is in the scope.
+func (l listing) visible(id string) clause {
+	return clause{sql: l.id + " = ?", args: []any{id}}.and(l.scope)
+}
+
+// list reads one page. If it is to follow a record that is not there under the
+// same scope, the error is not_found.
+func list[T any](ctx context.Context, s *Store, l listing, p store.Page, scan func(row) (T, error)) ([]T, error) {
 	if err := p.Validate(); err != nil {
 		return nil, err
 	}
-	idColumn := "id"
-	if table == "processes" {
-		idColumn = "handle"
-	}
-	after := clause{}
-	if p.After != "" {
-		visible := clause{sql: idColumn + " = ?", args: []any{p.After}}.and(scope)
-		after = clause{sql: "seq < (SELECT seq FROM " + table + " WHERE " + visible.sql + ")", args: visible.args}
-	}
-	all := scope.and(where).and(after)
-	out, err := queryAll(ctx, s.reads, scan,
-		"SELECT "+columns+" FROM "+table+all.where()+" ORDER BY seq DESC LIMIT ?", append(all.args, p.Limit)...)
+	query, args := l.sql(p)
+	out, err := queryAll(ctx, s.reads, scan, query, args...)
 	if err != nil {
-		return nil, s.dbError(err, "listing %s records", what)
+		return nil, s.dbError(err, "listing %s records", l.what)
 	}
 	if len(out) == 0 && p.After != "" {
-		visible := clause{sql: idColumn + " = ?", args: []any{p.After}}.and(scope)
-		_, err := queryOne(ctx, s.reads, scanInt, "SELECT 1 FROM "+table+visible.where(), visible.args...)
+		v := l.visible(p.After)
+		_, err := queryOne(ctx, s.reads, scanInt, "SELECT 1 FROM "+l.table+v.where(), v.args...)
 		if errors.Is(err, sql.ErrNoRows) {
-			return nil, errdefs.New(errdefs.NotFound, "there is no %s %q for the page to follow", what, p.After).WithNext("start again with the first page")
+			return nil, errdefs.New(errdefs.NotFound, "there is no %s %q for the page to follow", l.what, p.After).WithNext("start again with the first page")
 		}
 		if err != nil {
-			return nil, s.dbError(err, "listing %s records", what)
+			return nil, s.dbError(err, "listing %s records", l.what)
 		}
 	}
 	return out, nil
@@ -226,7 +246,8 @@ func scoped(s store.Scope, run string) clause {
 	case s.Run == "":
 		return clause{sql: "workspace = ?", args: []any{s.Workspace}}
 	}
-	return clause{sql: "workspace = ? AND " + run, args: []any{s.Workspace, s.Run}}
+	// The plus keeps SQLite from walking the whole workspace: a run is the smaller part.
+	return clause{sql: "+workspace = ? AND " + run, args: []any{s.Workspace, s.Run}}
 }
 
 // The forms in which values are stored.

@@ -156,7 +156,7 @@ func (s *Store) AddRunUsage(ctx context.Context, id, provider string, requests, 
 
 // Runs implements [store.Store].
 func (s *Store) Runs(ctx context.Context, sc store.Scope, p store.Page) ([]store.Run, error) {
-	return list(ctx, s, "run", "runs", runColumns, scoped(sc, runIsRun), clause{}, p, scanRun)
+	return list(ctx, s, listing{what: "run", table: "runs", id: "id", columns: runColumns, scope: scoped(sc, runIsRun)}, p, scanRun)
 }
 
 // UnfinishedRuns implements [store.Store].

@@ -84,7 +84,8 @@ func (s *Store) Key(ctx context.Context, id string) (store.Key, error) {
 
 // Keys implements [store.Store].
 func (s *Store) Keys(ctx context.Context, workspace string, p store.Page) ([]store.Key, error) {
-	return list(ctx, s, "key", "keys", keyColumns, clause{sql: "workspace = ?", args: []any{workspace}}, clause{}, p, scanKey)
+	return list(ctx, s, listing{what: "key", table: "keys", id: "id", columns: keyColumns,
+		scope: clause{sql: "workspace = ?", args: []any{workspace}}}, p, scanKey)
 }
 
 // RevokeKey implements [store.Store].
