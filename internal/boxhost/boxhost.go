@@ -100,6 +100,10 @@ type box struct {
 	plan *plan
 }
 
+// publicRoots is where root directories are kept when Dir cannot be entered by
+// everybody. Box ids are unique, so host programs can share it.
+const publicRoots = "/run/stockade"
+
 // Open reads the boxes that are there. Errors: invalid for a configuration that
 // cannot work, unavailable when the machine lacks what boxes need.
 func Open(cfg Config) (*Manager, error) {
@@ -144,7 +148,7 @@ func Open(cfg Config) (*Manager, error) {
 		}
 	}
 	if !enterable(m.boxesDir()) {
-		m.roots = "/run/stockade"
+		m.roots = publicRoots
 	}
 	if m.images, err = image.Open(image.Config{Dir: filepath.Join(cfg.Dir, "images"), Limits: m.limits, Logger: m.log}); err != nil {
 		return nil, err

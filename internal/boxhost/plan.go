@@ -244,7 +244,7 @@ func (p *plan) walk(fn func(at string, n *node)) {
 // build makes the root directory. What is there and right stays: a container may
 // be using it. It returns errClash when something else stands in the way.
 func (p *plan) build(dir string) error {
-	if err := os.MkdirAll(dir, 0o755); err != nil {
+	if err := makeAll(dir); err != nil {
 		return err
 	}
 	if err := os.Chmod(dir, 0o755); err != nil { // the umask
@@ -257,6 +257,24 @@ func (p *plan) build(dir string) error {
 		}
 	})
 	return failed
+}
+
+// makeAll makes a directory and those above it, which can be entered and not
+// listed by others. Another host program may be removing an empty one above at
+// the same moment.
+func makeAll(dir string) error {
+	var err error
+	for range 100 {
+		if err = os.MkdirAll(filepath.Dir(dir), 0o711); err == nil {
+			if err = os.Mkdir(dir, 0o755); err == nil || errors.Is(err, fs.ErrExist) {
+				return nil
+			}
+		}
+		if !errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+	}
+	return err
 }
 
 // errClash says that a path of the root directory is of another kind than planned.

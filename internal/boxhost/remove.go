@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/stockade-run/stockade/internal/cgroup"
 	"github.com/stockade-run/stockade/internal/errdefs"
 	"github.com/stockade-run/stockade/internal/netns"
 )
@@ -72,9 +73,16 @@ func (m *Manager) destroy(ctx context.Context, b *box) error {
 		return err
 	}
 	m.mu.Lock()
+	defer m.mu.Unlock()
 	delete(m.boxes, b.id)
-	m.mu.Unlock()
 	b.gone = true
+	if len(m.boxes) == 0 {
+		// Nothing of ours stays in the hierarchies of an idle machine. A box that is
+		// claimed from now on makes the group again.
+		if err := cgroup.New(m.cfg.CgroupRoot, m.cfg.CgroupParent).Remove(ctx); err != nil {
+			m.log.Warn("the control group of all boxes stays", "error", err)
+		}
+	}
 	return nil
 }
 
@@ -93,12 +101,11 @@ func (m *Manager) discard(id string) error {
 			return err
 		}
 	}
-	if m.roots != "" {
-		if err := removeTree(filepath.Join(m.roots, id)); err != nil {
-			return err
-		}
-		os.Remove(m.roots) // the last one
+	// There even if it is not used now: permissions above Dir may have changed.
+	if err := removeTree(filepath.Join(publicRoots, id)); err != nil {
+		return err
 	}
+	os.Remove(publicRoots) // fails while another box has a root there
 	ents, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil

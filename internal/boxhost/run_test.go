@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -17,7 +18,6 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/stockade-run/stockade/internal/api"
-	"github.com/stockade-run/stockade/internal/cgroup"
 	"github.com/stockade-run/stockade/internal/errdefs"
 	"github.com/stockade-run/stockade/internal/ident"
 	"github.com/stockade-run/stockade/internal/need"
@@ -32,17 +32,18 @@ const script = "#!/bin/sh\ncd \"$3\" || exit 125\nshift 4\nexec \"$@\"\n"
 
 type fixture struct {
 	*Manager
-	t    *testing.T
+	t    testing.TB
 	cfg  Config
 	mu   sync.Mutex
 	live map[string]int
+	ids  map[string]bool // of all boxes that were made
 }
 
 var limits = api.BoxLimits{CPUMillis: 1000, MemoryBytes: 256 << 20, Pids: 128}
 
 // newFixture opens a Manager in a directory of its own and, at the end, checks
 // that everything of it is gone.
-func newFixture(t *testing.T, change func(*Config)) *fixture {
+func newFixture(t testing.TB, change func(*Config)) *fixture {
 	t.Helper()
 	need.Runc(t)
 	rt, err := oci.FindRuntime("runc")
@@ -54,7 +55,7 @@ func newFixture(t *testing.T, change func(*Config)) *fixture {
 	if err := os.WriteFile(init, []byte(script), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	f := &fixture{t: t, live: map[string]int{}}
+	f := &fixture{t: t, live: map[string]int{}, ids: map[string]bool{}}
 	f.cfg = Config{Dir: filepath.Join(dir, "host"), InitPath: init, Runtime: rt,
 		CgroupParent: "/stockade-test-" + strings.ToLower(rand.Text()[:10]),
 		Live: func(id string) int {
@@ -79,9 +80,6 @@ func newFixture(t *testing.T, change func(*Config)) *fixture {
 				t.Errorf("remove: %v", err)
 			}
 		}
-		if err := cgroup.New("", f.cfg.CgroupParent).Remove(context.Background()); err != nil {
-			t.Error(err)
-		}
 		f.nothingLeft()
 	})
 	return f
@@ -101,6 +99,9 @@ func (f *fixture) nothingLeft() {
 	ents, err := os.ReadDir(filepath.Join(f.cfg.Dir, "boxes"))
 	if err != nil || len(ents) != 0 {
 		f.t.Errorf("left in boxes/: %v, %v", ents, err)
+	}
+	if left, _ := filepath.Glob(filepath.Join(publicRoots, "*")); slices.ContainsFunc(left, func(p string) bool { return f.ids[filepath.Base(p)] }) {
+		f.t.Errorf("root directories are left: %v", left)
 	}
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil || strings.Contains(string(mounts), f.cfg.Dir) {
@@ -129,6 +130,7 @@ func (f *fixture) put(change func(*wire.BoxSpec)) string {
 	if _, err := f.Put(f.t.Context(), spec); err != nil {
 		f.t.Fatalf("Put: %v", err)
 	}
+	f.ids[spec.ID] = true
 	return spec.ID
 }
 
