@@ -112,10 +112,10 @@ func TestAnExitWhileNoHostRunsIsRecorded(t *testing.T) {
 	}
 	shim := h.Shim(spec.ID)
 	h.Kill()
-	// Ended by what it was told before: its input ends with the shim's copy only, so
-	// the end comes from a signal to the command itself.
-	for _, pid := range childrenOf(t, shim) {
-		_ = unix.Kill(pid, unix.SIGTERM)
+	for _, init := range childrenOf(t, shim) {
+		for _, command := range childrenOf(t, init) {
+			_ = unix.Kill(command, unix.SIGTERM)
+		}
 	}
 	exit := filepath.Join(h.Dir, "procs", spec.ID, "exit.json")
 	hosttest.Eventually(t, "the exit record is there", func() bool { _, err := os.Stat(exit); return err == nil })
