@@ -40,18 +40,25 @@ func (s *story) cleanup(ctx context.Context) error {
 		}
 		if s.box.ID != "" {
 			s.say.step("Removing the box")
-			try(s.admin.RemoveBox(ctx, s.box.ID))
+			try(s.tenant.RemoveBox(ctx, s.box.ID))
 		}
 		s.say.step("Stopping the server and its host program")
 		try(s.server.stop(ctx))
 	}
-	if s.admin != nil {
-		s.admin.CloseIdle()
+	if s.tenant != nil {
+		s.tenant.CloseIdle()
 	}
 	if s.model != nil && s.model.scripted != nil {
 		s.model.scripted.Close()
 	}
 	s.say.step("Looking for leftovers: processes, mounts, network namespaces, control groups")
+	// The host program keeps its own, empty, control group for its next start. The
+	// demo throws the host's directory away, so there is none.
+	if left := findLeftovers(s.dir, s.box.ID, ""); len(left) == 0 {
+		for _, g := range groupsNamed(s.hostGroup()) {
+			_ = os.Remove(g) // only an empty one can be removed; what stays is found below
+		}
+	}
 	if left := s.leftovers(ctx); len(left) > 0 {
 		try(errdefs.New(errdefs.Internal, "something is left:\n  %s", strings.Join(left, "\n  ")))
 	} else {
@@ -67,7 +74,7 @@ func (s *story) cleanup(ctx context.Context) error {
 
 func (s *story) finish(ctx context.Context) error {
 	zero := int64(0)
-	res, err := s.admin.FinishRun(ctx, s.run.ID, client.FinishRequest{Reason: "the demo is over", GraceMillis: &zero})
+	res, err := s.tenant.FinishRun(ctx, s.run.ID, client.FinishRequest{Reason: "the demo is over", GraceMillis: &zero})
 	if err != nil {
 		return err
 	}
@@ -91,7 +98,7 @@ func (s *story) leftovers(ctx context.Context) []string {
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		left := findLeftovers(s.dir, s.box.ID)
+		left := findLeftovers(s.dir, s.box.ID, s.hostGroup())
 		if len(left) == 0 {
 			return nil
 		}
@@ -106,8 +113,9 @@ func (s *story) leftovers(ctx context.Context) []string {
 // findLeftovers lists what of the machine still belongs to a server on the state
 // directory dir: processes that name it or are in a control group of the box or
 // hold a file open below it, mounts below it (a pinned network namespace is one),
-// and control groups of the box.
-func findLeftovers(dir, box string) []string {
+// and control groups of the box or of the host program. Empty names are not looked
+// for.
+func findLeftovers(dir, box, host string) []string {
 	var left []string
 	procs, _ := filepath.Glob("/proc/[0-9]*")
 	for _, p := range procs {
@@ -128,20 +136,38 @@ func findLeftovers(dir, box string) []string {
 			}
 		}
 	}
-	if box == "" {
-		return left
+	for _, name := range []string{box, host} {
+		for _, g := range groupsNamed(name) {
+			left = append(left, "control group "+g)
+		}
 	}
+	return left
+}
+
+// groupsNamed lists the control groups of a name, in every hierarchy.
+func groupsNamed(name string) []string {
+	if name == "" {
+		return nil
+	}
+	var found []string
 	_ = filepath.WalkDir("/sys/fs/cgroup", func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return fs.SkipDir // gone, or not ours to see
 		}
-		if d.IsDir() && d.Name() == box {
-			left = append(left, "control group "+path)
+		if d.IsDir() && d.Name() == name {
+			found = append(found, path)
 			return fs.SkipDir
 		}
 		return nil
 	})
-	return left
+	return found
+}
+
+// hostGroup is the name of the host program's control group: its id without the
+// kind.
+func (s *story) hostGroup() string {
+	_, name, _ := strings.Cut(s.host, "_")
+	return name
 }
 
 // opens reports whether a process has its working directory or an open file below

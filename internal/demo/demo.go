@@ -67,11 +67,11 @@ type story struct {
 	cfg     Config
 	say     *teller
 	dir     string // state directory
-	toolDir string // shown to boxes
 	toolArg string // the server's --host-tools
 	model   *modelSource
 	server  *serverProcess
-	admin   *client.Client // with the key of the workspace
+	tenant  *client.Client // with the key of the workspace
+	host    string         // id of the host program
 	box     client.Box
 	run     client.Run
 	task    *client.Client // with the run's token
@@ -195,20 +195,23 @@ func (s *story) open(ctx context.Context) error {
 		return err
 	}
 	s.say.note("it answers at %s (pid %d)", s.server.url, s.server.pid())
-	if s.admin, err = client.New(client.Config{URL: s.server.url, KeyFile: filepath.Join(s.dir, "default.key"), UserAgent: "stockade-demo"}); err != nil {
+	if s.tenant, err = client.New(client.Config{URL: s.server.url, KeyFile: filepath.Join(s.dir, "default.key"), UserAgent: "stockade-demo"}); err != nil {
 		return err
 	}
 	s.say.step("Acquiring a box: a sandbox without a network, with its own files and limits")
-	if s.box, err = s.admin.AcquireBox(ctx, client.BoxRequest{Key: "demo-" + rand.Text()[:8]}); err != nil {
+	if s.box, err = s.tenant.AcquireBox(ctx, client.BoxRequest{Key: "demo-" + rand.Text()[:8]}); err != nil {
 		return err
 	}
 	s.say.note("%s", s.box.ID)
+	if s.host, err = s.hostID(ctx); err != nil {
+		return err
+	}
 	s.say.step("Uploading a small program whose test fails")
 	tar, err := repositoryTar(s.cfg.Agent)
 	if err != nil {
 		return err
 	}
-	if err := s.admin.PutFiles(ctx, s.box.ID, "", tar); err != nil {
+	if err := s.tenant.PutFiles(ctx, s.box.ID, "", tar); err != nil {
 		return err
 	}
 	s.say.step("Creating a run, the invocation that owns what the agent may do")
@@ -216,16 +219,30 @@ func (s *story) open(ctx context.Context) error {
 	if s.model != nil {
 		req.Models = []string{s.model.provider}
 	}
-	created, err := s.admin.CreateRun(ctx, req)
+	created, err := s.tenant.CreateRun(ctx, req)
 	if err != nil {
 		return err
 	}
-	s.run, s.task = created.Run, s.admin.WithKey(created.Token)
+	s.run, s.task = created.Run, s.tenant.WithKey(created.Token)
 	s.say.note("%s", s.run.ID)
 	for _, m := range s.run.Models {
 		s.say.note("inside the box, and only there, %s leads to %s; the key stays outside", m.BaseURL, m.Provider)
 	}
 	return nil
+}
+
+// hostID asks, as the operator, which host program the box is on.
+func (s *story) hostID(ctx context.Context) (string, error) {
+	c, err := client.New(client.Config{URL: s.server.url, KeyFile: filepath.Join(s.dir, "admin.key"), UserAgent: "stockade-demo"})
+	if err != nil {
+		return "", err
+	}
+	defer c.CloseIdle()
+	target, err := c.Target(ctx, s.box.Target)
+	if err == nil && target.Host == "" {
+		err = errdefs.New(errdefs.Internal, "the target %s does not say which host program it has", target.Name)
+	}
+	return target.Host, err
 }
 
 // modelSource is where the vendors' CLIs get their answers from.

@@ -256,7 +256,7 @@ func TestVerify(t *testing.T) {
 func TestFindLeftovers(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	if left := findLeftovers(dir, "box_none"); len(left) != 0 {
+	if left := findLeftovers(dir, "box_none", "host_none"); len(left) != 0 {
 		t.Errorf("on nothing: %v", left)
 	}
 	cmd := exec.Command("sleep", "1000")
@@ -264,7 +264,7 @@ func TestFindLeftovers(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	left := findLeftovers(dir, "box_none")
+	left := findLeftovers(dir, "box_none", "host_none")
 	_ = cmd.Process.Kill()
 	_ = cmd.Wait()
 	if len(left) != 1 || !strings.Contains(left[0], "sleep 1000") {

@@ -228,7 +228,7 @@ func (s *story) compareModel(ctx context.Context) error {
 		return nil
 	}
 	s.say.step("Looking for the model's key where it must not be, and at what was counted")
-	files, err := s.admin.GetFiles(ctx, s.box.ID, "")
+	files, err := s.tenant.GetFiles(ctx, s.box.ID, "")
 	if err != nil {
 		return err
 	}

@@ -79,7 +79,8 @@ type Config struct {
 	Concurrent int
 	// Idle ends a call on which no byte has moved in either direction for so long.
 	Idle time.Duration
-	// Report is how often usage is handed to Usage.
+	// Report is how often usage is handed to Usage while a call streams; the begin
+	// and the end of a call are reported at once.
 	Report time.Duration
 	// RootCAs verifies providers; nil is the system's.
 	RootCAs *x509.CertPool

@@ -225,7 +225,9 @@ func TestUsageIsKeptUntilItIsRecorded(t *testing.T) {
 	t.Parallel()
 	b := setup(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "12345") },
 		func(c *Config) { c.Report = time.Hour })
+	b.ledger.mu.Lock()
 	b.ledger.fail = errors.New("busy")
+	b.ledger.mu.Unlock()
 	b.do(http.MethodPost, "/x", "abc", nil)
 	r := b.gw.runs["run_a"]
 	r.flush()

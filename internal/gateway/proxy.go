@@ -120,7 +120,6 @@ func (r *run) forward(w http.ResponseWriter, req *http.Request, rt *route) {
 	if req.Body != nil && req.Body != http.NoBody {
 		req.Body = &upBody{ReadCloser: http.MaxBytesReader(w, req.Body, r.gw.cfg.MaxBody), call: t.call}
 	}
-	rt.requests.Add(1)
 	rt.proxy.ServeHTTP(w, req.WithContext(ctx))
 }
 

@@ -46,6 +46,7 @@ type run struct {
 	calls  sync.WaitGroup
 	active chan struct{} // one slot per call in flight
 
+	news       chan struct{} // a call began or ended since the last report
 	stopReport chan struct{}
 	done       chan struct{} // closed when nothing of the run is left
 }
@@ -56,6 +57,7 @@ func newRun(g *Gateway, id string, l net.Listener, routes map[string]*route) *ru
 	r := &run{
 		id: id, gw: g, log: g.logger(id), routes: routes, root: root, cancel: cancel,
 		active:     make(chan struct{}, g.cfg.Concurrent),
+		news:       make(chan struct{}, 1),
 		stopReport: make(chan struct{}), done: make(chan struct{}),
 	}
 	if a, ok := l.Addr().(*net.TCPAddr); ok {
@@ -153,16 +155,30 @@ func (r *run) serve(w http.ResponseWriter, req *http.Request) {
 			With("limit", fmt.Sprint(cap(r.active))).WithNext("wait for one to end and try again"))
 		return
 	}
+	rt.requests.Add(1)
+	r.tell()
+	defer r.tell()
 	r.forward(w, req, rt)
 }
 
-// report hands the counts to the ledger now and then and once at the end.
+// tell wakes the report, so that little is lost if the server dies.
+func (r *run) tell() {
+	select {
+	case r.news <- struct{}{}:
+	default:
+	}
+}
+
+// report hands the counts to the ledger when a call begins or ends, now and then
+// while one streams, and once at the end.
 func (r *run) report() {
 	t := time.NewTicker(r.gw.cfg.Report)
 	defer t.Stop()
 	for {
 		select {
 		case <-t.C:
+			r.flush()
+		case <-r.news:
 			r.flush()
 		case <-r.stopReport:
 			r.flush()
