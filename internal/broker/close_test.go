@@ -82,8 +82,14 @@ func TestCloseUnprovenFencesUntilProof(t *testing.T) {
 		_, err = r.b.Write(r.ctx, r.run, p.Handle, 0, []byte("x"), false)
 		r.code(err, errdefs.Fenced)
 
+		r.restart()
+		r.up()
 		r.host.prove(p.Handle)
-		q := r.becomes(p.Handle, api.StateClosed)
+		r.eventually("nobody asked, and it is closed", func() bool {
+			rec, err := r.ledger.Process(r.ctx, everything(), p.Handle)
+			return err == nil && rec.State == api.StateClosed
+		})
+		q := r.get(p.Handle)
 		checkReceipt(r.t, q)
 		if q.Cleanup != api.CleanupQuiescent || q.Fence != "" {
 			r.t.Fatalf("got %+v", q)
@@ -300,9 +306,14 @@ func TestAnotherHostFences(t *testing.T) {
 func TestHostileHost(t *testing.T) {
 	t.Parallel()
 	code := 0
+	over := func(st *wire.ProcState) {
+		at := time.Now()
+		st.Phase, st.Ended, st.Exit = wire.PhaseEnded, &at, &api.Exit{Kind: api.ExitExited, Code: &code}
+		st.Proof = &wire.Proof{Method: "cgroup", EmptyAt: at}
+	}
 	for name, lie := range map[string]func(*wire.ProcState){
-		"another id":          func(st *wire.ProcState) { st.ID = "proc_aaaaaaaaaaaaaaaaaaaaaaaaaa" },
-		"another box":         func(st *wire.ProcState) { st.Box = "box_aaaaaaaaaaaaaaaaaaaaaaaaaa" },
+		"another id":          func(st *wire.ProcState) { st.ID = "proc_aaaaaaaaaaaaaaaaaaaaaaaaaa"; over(st) },
+		"another box":         func(st *wire.ProcState) { st.Box = "box_aaaaaaaaaaaaaaaaaaaaaaaaaa"; over(st) },
 		"an unknown phase":    func(st *wire.ProcState) { st.Phase = "done" },
 		"an exit while alive": func(st *wire.ProcState) { st.Exit = &api.Exit{Kind: api.ExitExited, Code: &code} },
 		"an unknown exit kind": func(st *wire.ProcState) {
