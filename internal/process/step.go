@@ -104,6 +104,9 @@ func ended(r Record, e Reported, now time.Time) (Record, []Effect) {
 		return missing(r, Missing{HostID: e.HostID, BootID: e.BootID}, now)
 	}
 	rebooted := r.Acked() && e.BootID != r.BootID
+	if !r.Acked() {
+		r.BootID = e.BootID // it ran under this boot, whichever was told
+	}
 	if at := e.State.Started; at != nil {
 		r.Started = at
 	}
