@@ -1,9 +1,12 @@
 package boxhost
 
 import (
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -117,19 +120,37 @@ func TestLimits(t *testing.T) {
 
 func TestProfileToolsAndPath(t *testing.T) {
 	t.Parallel()
-	shown, tool := t.TempDir(), t.TempDir()
+	shown, err := os.MkdirTemp("/var/tmp", "stockade-test-profile-") // /tmp is the box's own
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(shown) })
+	if err := os.Chmod(shown, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	tool := t.TempDir()
 	writeFile(t, filepath.Join(shown, "data"), "shown", 0o644)
 	writeFile(t, filepath.Join(tool, "bin", "greet"), "#!/bin/sh\necho hello\n", 0o755)
 	writeFile(t, filepath.Join(tool, "node_modules", ".bin", "other"), "#!/bin/sh\necho other\n", 0o755)
 	f := newFixture(t, func(c *Config) {
-		c.Profile = []string{shown}
-		c.Tools = map[string]string{"my-tool": tool}
+		link := filepath.Join(t.TempDir(), "link")
+		if err := os.Symlink(tool, link); err != nil {
+			t.Fatal(err)
+		}
+		c.Profile = []string{shown, "/usr/share", "/opt"}
+		c.Tools = map[string]string{"my-tool": link}
 	})
 	id := f.put(nil)
 	if out := f.sh(id, "greet; other; cat "+shown+"/data; echo $PATH"); out != "hello\nother\nshown/opt/my-tool/bin:/opt/my-tool/node_modules/.bin:"+basePath+"\n" {
 		t.Errorf("got %q", out)
 	}
+	if n := len(f.boxes[id].plan.binds()); n > 16 {
+		t.Errorf("%d binds: %v", n, f.boxes[id].plan.binds())
+	}
 	for _, bad := range []func(*Config){
+		func(c *Config) { c.Profile = []string{"/etc"} },
+		func(c *Config) { c.Profile = []string{"/home"} },
+		func(c *Config) { c.Profile = []string{"/dev/shm"} },
 		func(c *Config) { c.Profile = []string{"relative"} },
 		func(c *Config) { c.Profile = []string{"/"} },
 		func(c *Config) { c.Profile = []string{"/nonexistent-x"} },
@@ -335,5 +356,65 @@ func TestAfterCrash(t *testing.T) {
 	}
 	if err := os.RemoveAll(f.boxDir("bad")); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// Many callers at once: one box per id, one range per box, nothing left.
+func TestConcurrentUse(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, nil)
+	const boxes, callers = 6, 4
+	var wg sync.WaitGroup
+	for i := range boxes {
+		spec := wire.BoxSpec{ID: newID(ident.Box), Limits: limits}
+		f.ids[spec.ID] = true
+		for range callers {
+			wg.Go(func() {
+				if _, err := f.Put(t.Context(), spec); err != nil {
+					t.Errorf("Put: %v", err)
+					return
+				}
+				if _, err := f.Bundle(t.Context(), wire.ProcSpec{ID: newID(ident.Process), Box: spec.ID, Argv: []string{"true"}}, t.TempDir()); err != nil && !errdefs.Is(err, errdefs.NotFound) {
+					t.Errorf("Bundle: %v", err)
+				}
+				if _, err := f.List(t.Context()); err != nil {
+					t.Errorf("List: %v", err)
+				}
+			})
+		}
+		if i%2 == 0 {
+			continue
+		}
+		wg.Go(func() {
+			if err := f.PutFiles(t.Context(), spec.ID, "/workspace", strings.NewReader("")); err != nil && !errdefs.Is(err, errdefs.NotFound) {
+				t.Errorf("PutFiles: %v", err)
+			}
+		})
+	}
+	wg.Wait()
+	slots := map[int]bool{}
+	for _, b := range f.boxes {
+		slots[b.rec.Slot] = true
+	}
+	if len(f.boxes) != boxes || len(slots) != boxes {
+		t.Errorf("%d boxes, %d ranges of ids", len(f.boxes), len(slots))
+	}
+	var removed atomic.Int64
+	for id := range maps.Clone(f.boxes) {
+		for range callers {
+			wg.Go(func() {
+				switch err := f.Remove(t.Context(), id); errdefs.CodeOf(err) {
+				case "":
+					removed.Add(1)
+				case errdefs.NotFound:
+				default:
+					t.Errorf("Remove: %v", err)
+				}
+			})
+		}
+	}
+	wg.Wait()
+	if removed.Load() != boxes {
+		t.Errorf("%d removals of %d boxes", removed.Load(), boxes)
 	}
 }

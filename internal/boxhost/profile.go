@@ -35,10 +35,19 @@ func hostProfile(dirs []string, tools map[string]string) ([]bindSource, string, 
 		if err := checkShown("the profile directory", d); err != nil {
 			return nil, "", err
 		}
-		if err := checkDest(d); err != nil && !strings.HasPrefix(d, "/etc/") {
+		for _, p := range []string{"/proc", "/dev", "/sys", "/tmp", "/.stockade", oci.Workspace, oci.Home} {
+			_, inside := below(d, p)
+			_, around := below(p, d)
+			if inside || around || d == "/etc" {
+				return nil, "", errdefs.New(errdefs.Invalid, "the profile directory %s cannot be shown: the box has its own", clip(d)).
+					WithNext("list the directories in it that are needed")
+			}
+		}
+		real, err := filepath.EvalSymlinks(d)
+		if err != nil {
 			return nil, "", err
 		}
-		sources = append(sources, bindSource{d, d})
+		sources = append(sources, bindSource{d, real})
 	}
 	for _, t := range toolSources(tools) {
 		name := strings.TrimPrefix(t.dest, "/opt/")
@@ -66,6 +75,9 @@ func checkShown(what, dir string) error {
 func toolSources(tools map[string]string) []bindSource {
 	var ts []bindSource
 	for name, dir := range tools {
+		if real, err := filepath.EvalSymlinks(dir); err == nil {
+			dir = real
+		}
 		ts = append(ts, bindSource{"/opt/" + name, dir})
 	}
 	slices.SortFunc(ts, func(a, b bindSource) int { return strings.Compare(a.dest, b.dest) })
@@ -112,11 +124,19 @@ func planProfile(sources []bindSource) (*plan, error) {
 			return nil, err
 		}
 	}
-	p.root.children["var"].children["tmp"] = &node{link: "/tmp"}
-	p.root.children["var"].children["run"] = &node{link: "/run"}
 	for _, s := range sources {
+		if s.dest == s.source && p.has(s.dest, false) {
+			continue // it lies in a directory that is shown already
+		}
 		if err := p.bind(s.dest, s.source); err != nil {
 			return nil, err
+		}
+	}
+	if v := p.root.children["var"]; v.children != nil {
+		for name, target := range map[string]string{"tmp": "/tmp", "run": "/run"} {
+			if v.children[name] == nil {
+				v.children[name] = &node{link: target}
+			}
 		}
 	}
 	return p, nil

@@ -19,6 +19,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"github.com/klauspost/compress/zstd"
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 
 	"github.com/stockade-run/stockade/internal/errdefs"
 	"github.com/stockade-run/stockade/internal/need"
@@ -421,6 +422,21 @@ func TestRefused(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		if _, err := s.Load(ctx, "", tarOf(t, good)); !errors.Is(err, context.Canceled) {
+			t.Errorf("%v", err)
+		}
+		if names := left(t, s); len(names) != 0 {
+			t.Errorf("left: %v", names)
+		}
+	})
+	t.Run("full disk", func(t *testing.T) {
+		t.Parallel()
+		s := open(t, tartree.Limits{})
+		if err := unix.Mount("tmpfs", s.dir, "tmpfs", 0, "size=128k"); err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Unmount(s.dir, unix.MNT_DETACH)
+		big := imageOf(t, layerOf(t, file{name: "f", content: strings.Repeat("x", 1<<20)}))
+		if _, err := s.Load(t.Context(), "", tarOf(t, layoutDir(t, map[string]v1.Image{"b": big}))); !errdefs.Is(err, errdefs.Exhausted) || !strings.Contains(err.Error(), "space") {
 			t.Errorf("%v", err)
 		}
 		if names := left(t, s); len(names) != 0 {
