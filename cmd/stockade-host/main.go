@@ -29,12 +29,11 @@ var version string
 
 func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
 
-// Exit codes: 0 done, 1 it failed, 2 the command line is wrong, 75 another host
-// program has the directory (EX_TEMPFAIL of sysexits.h).
+// Exit codes: 0 done, 1 it failed, 2 the command line is wrong, host.ExitBusy
+// another host program has the directory.
 const (
 	exitFailed = 1
 	exitUsage  = 2
-	exitBusy   = 75
 )
 
 func run(args []string, stdout, stderr io.Writer) int {
@@ -158,7 +157,7 @@ func runServe(args []string, stderr io.Writer) int {
 	if err := host.Serve(ctx, cfg); err != nil {
 		cfg.Logger.Error("host program ends", "error", err)
 		if errdefs.Is(err, errdefs.Conflict) {
-			return exitBusy
+			return host.ExitBusy
 		}
 		return exitFailed
 	}

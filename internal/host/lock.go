@@ -12,6 +12,10 @@ import (
 
 const lockFile = "lock"
 
+// ExitBusy is the exit code of a host program that found another one in its
+// directory (EX_TEMPFAIL of sysexits.h).
+const ExitBusy = 75
+
 // lockDir takes the host's directory for this process, until the file is closed
 // or the process ends. It is an open-file-description lock (fcntl_locking(2))
 // because [Locked] can ask for one without taking it.

@@ -43,8 +43,6 @@ const (
 	stopTime = 20 * time.Second
 	// maxLog is the size at which the log is begun anew at a start; the last one is kept.
 	maxLog = 8 << 20
-	// exitBusy is the exit code of a host program that found another in its place.
-	exitBusy = 75
 )
 
 // Config says which host program to run where.
@@ -215,13 +213,19 @@ func (d *Driver) start(ctx context.Context, digest string) error {
 	}
 	d.child = cmd.Process.Pid
 	_ = cmd.Process.Release() // it outlives this process; reap collects it if it ends before
+	busy := false
 	for {
 		if _, err := d.info(ctx); err == nil {
 			return nil
 		}
+		if busy { // another one has the directory: wait for its answer, as long as it lives
+			if held, err := host.Locked(d.cfg.Dir); err != nil || !held {
+				return err
+			}
+		}
 		switch status, ended := d.reap(); {
-		case ended && status.ExitStatus() == exitBusy:
-			return nil // another one has the directory; Ensure waits for its answer
+		case ended && status.ExitStatus() == host.ExitBusy:
+			busy = true
 		case ended:
 			return errdefs.New(errdefs.Unavailable, "the host program ended at once: %s", tail(log, from)).
 				WithNext("see %s", filepath.Join(d.cfg.Dir, LogFile))

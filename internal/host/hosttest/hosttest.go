@@ -25,6 +25,7 @@ import (
 
 	"github.com/stockade-run/stockade/internal/api"
 	"github.com/stockade-run/stockade/internal/cgroup"
+	"github.com/stockade-run/stockade/internal/errdefs"
 	"github.com/stockade-run/stockade/internal/host"
 	"github.com/stockade-run/stockade/internal/ident"
 	"github.com/stockade-run/stockade/internal/need"
@@ -70,6 +71,9 @@ func serve(args []string) int {
 	}
 	if err != nil {
 		cfg.Logger.Error("host program ends", "error", err)
+		if errdefs.Is(err, errdefs.Conflict) {
+			return host.ExitBusy
+		}
 		return 1
 	}
 	return 0
