@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -19,11 +20,22 @@ import (
 	"github.com/stockade-run/stockade/internal/authz"
 	"github.com/stockade-run/stockade/internal/broker"
 	"github.com/stockade-run/stockade/internal/errdefs"
+	"github.com/stockade-run/stockade/internal/host/hosttest"
 	"github.com/stockade-run/stockade/internal/metrics"
 	"github.com/stockade-run/stockade/internal/store"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// The test binary is also the host program of whole_test.go.
+func TestMain(m *testing.M) {
+	os.Exit(hosttest.Main(func() int {
+		code := m.Run()
+		if err := goleak.Find(); err != nil && code == 0 {
+			os.Stderr.WriteString(err.Error() + "\n")
+			return 1
+		}
+		return code
+	}))
+}
 
 const fakeHandle = "proc_aaaaaaaaaaaaaaaaaaaaaaaaaa"
 
