@@ -65,6 +65,7 @@ var Floors = []Floor{
 	{"drivers", []Room{
 		{"internal/driver/box", false, "the host program of this machine"},
 		{"internal/driver/drivertest", false, "conformance suite of drivers"},
+		{"internal/host/hosttest", false, "whole host programs for tests"},
 	}},
 	{"owners", []Room{
 		{"internal/tenant", false, "workspaces, keys, who is calling"},
