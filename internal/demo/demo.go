@@ -89,8 +89,11 @@ func Run(ctx context.Context, cfg Config) (err error) {
 		if cerr := s.cleanup(context.WithoutCancel(ctx)); err == nil {
 			err = cerr
 		}
-		if err == nil {
+		switch {
+		case err == nil:
 			s.summary()
+		case ctx.Err() != nil: // whatever it was doing failed because of that
+			err = errdefs.Wrap(err, errdefs.Unavailable, "the demo was interrupted before its end")
 		}
 	}()
 	if err := s.open(ctx); err != nil {
