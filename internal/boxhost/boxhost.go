@@ -300,15 +300,19 @@ func (m *Manager) Put(ctx context.Context, spec wire.BoxSpec) (wire.BoxInfo, err
 		return wire.BoxInfo{}, err
 	}
 	b, fresh, err := m.claim(spec)
+	for err == nil && !fresh {
+		held, herr := m.hold(spec.ID)
+		if herr == nil {
+			b = held
+			break
+		}
+		// It went away while this waited: another caller failed to make it.
+		b, fresh, err = m.claim(spec)
+	}
 	if err != nil {
 		return wire.BoxInfo{}, err
 	}
 	// A fresh box is locked since before it became visible.
-	if !fresh {
-		if b, err = m.hold(spec.ID); err != nil {
-			return wire.BoxInfo{}, err
-		}
-	}
 	defer b.mu.Unlock()
 	if b.rec.Removing {
 		return wire.BoxInfo{}, errdefs.New(errdefs.Conflict, "box %s is being removed", spec.ID).WithNext("use another id")

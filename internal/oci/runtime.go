@@ -141,8 +141,11 @@ func explain(err error, id string) error {
 		return nil
 	}
 	text := err.Error()
-	for _, gone := range []string{"does not exist", "not exist", "no such", "not running", "already finished", "process not running"} {
-		if strings.Contains(text, gone) {
+	// A runtime that cannot be started says nothing about the container, in words
+	// that look alike.
+	started := !strings.Contains(text, "fork/exec") && !strings.Contains(text, "executable file not found")
+	for _, gone := range []string{"does not exist", "not running", "already finished", "/status`: No such file"} {
+		if started && strings.Contains(text, gone) {
 			return errdefs.Wrap(err, errdefs.NotFound, "the runtime knows no live container %s", id)
 		}
 	}

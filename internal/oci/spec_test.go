@@ -275,6 +275,10 @@ func TestUnknownContainers(t *testing.T) {
 	if err := broken.Delete(t.Context(), root, "none"); !errdefs.Is(err, errdefs.Unavailable) {
 		t.Errorf("a runtime that fails: %v", err)
 	}
+	gone := Runtime{Name: "x", Path: "/nonexistent/runc"}
+	if err := gone.Delete(t.Context(), root, "none"); !errdefs.Is(err, errdefs.Unavailable) {
+		t.Errorf("a runtime that is not there: %v", err)
+	}
 	if broken.RecursiveReadOnly(t.Context()) {
 		t.Error("a runtime that says nothing has features")
 	}
