@@ -68,9 +68,15 @@ func sh(script string) []string { return []string{"/bin/sh", "-c", script} }
 // newProc makes a process directory for a command; nothing is started.
 func newProc(t testing.TB, argv []string, opts ...option) *proc {
 	t.Helper()
-	runtime := need.Runc(t)
 	exe, err := os.Executable()
 	check(t, err)
+	return newProcExe(t, exe, argv, opts...)
+}
+
+// newProcExe is newProc with another host program than the test binary.
+func newProcExe(t testing.TB, exe string, argv []string, opts ...option) *proc {
+	t.Helper()
+	runtime := need.Runc(t)
 	// Below a directory that a user of the container may pass through.
 	base, err := os.MkdirTemp("", "shim")
 	check(t, err)
@@ -147,6 +153,13 @@ func bundle(f func(*specs.Spec)) option {
 		if s != nil {
 			f(s)
 		}
+	}
+}
+
+// plain runs the command itself as PID 1, for a comparison.
+func plain(c *Config, s *specs.Spec) {
+	if s != nil {
+		s.Process.Args = c.Spec.Argv
 	}
 }
 

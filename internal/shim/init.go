@@ -6,7 +6,6 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
-	"runtime/debug"
 	"strconv"
 	"strings"
 	"sync"
@@ -26,7 +25,6 @@ import (
 // terminal; nothing else.
 func InitMain(args []string) int {
 	runtime.GOMAXPROCS(1)
-	debug.SetGCPercent(20)
 	if err := unblockSignals(); err != nil {
 		fmt.Fprintln(os.Stderr, "stockade init:", err)
 		return 1
@@ -106,7 +104,6 @@ func (in *initProcess) run(args []string) process.InitReport {
 	}
 	in.letGo()
 	in.setCommand(pid)
-	debug.FreeOSMemory()
 	return in.wait(pid)
 }
 

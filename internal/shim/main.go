@@ -9,8 +9,6 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
-	"runtime"
-	"runtime/debug"
 	"strings"
 	"syscall"
 	"time"
@@ -34,10 +32,7 @@ const (
 // Main is the body of `stockade-host shim --dir DIR`: it keeps the process of
 // one directory until the host program forgets it. It returns the exit code.
 func Main(dir string) int {
-	// A shim has little to do and lives long: few pages count more than speed of
-	// the collector.
-	runtime.GOMAXPROCS(2)
-	debug.SetGCPercent(20)
+	tune()
 	unix.Umask(0o077)
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
 	ready := readyFromEnv()
@@ -129,16 +124,17 @@ func createSpool(dir string, cfg Config) (*spool.Writer, error) {
 	return spool.Create(spool.Config{Dir: path, Cap: cfg.Spec.SpoolBytes, SegmentBytes: cfg.SegmentBytes, Overflow: cfg.Spec.Overflow})
 }
 
-// goneEvery is how often a shim looks whether its directory is still there.
-const goneEvery = 10 * time.Second
+// lookEvery is how often a shim looks whether its directory is still there, and
+// whether it has memory to give back.
+const lookEvery = 30 * time.Second
 
 // linger serves until the process has ended and is forgotten, or its directory
 // is gone.
 func (k *keeper) linger(held *os.File, stop <-chan os.Signal, srv *server) (int, error) {
-	debug.FreeOSMemory()
-	look := time.NewTicker(goneEvery)
+	look := time.NewTicker(lookEvery)
 	defer look.Stop()
 	missing := 0
+	var mem memory
 	for {
 		select {
 		case <-srv.forgotten:
@@ -147,6 +143,7 @@ func (k *keeper) linger(held *os.File, stop <-chan os.Signal, srv *server) (int,
 		case <-stop:
 			k.send(process.KeepClose{Reason: "the machine's shim was told to end (SIGTERM)", Grace: process.KeepGrace})
 		case <-look.C:
+			mem.trim()
 			var st unix.Stat_t
 			if err := unix.Fstat(int(held.Fd()), &st); err != nil || st.Nlink > 0 {
 				continue

@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -95,8 +96,9 @@ func spawn(exe, dir string) (int, *os.File, error) {
 	}
 	defer unix.Close(p[1])
 	pid, err := syscall.ForkExec(exe, []string{exe, "shim", "--dir", dir}, &syscall.ProcAttr{
-		Dir:   "/",
-		Env:   []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", readyEnv + "=3"},
+		Dir: "/",
+		// GOMAXPROCS is set before the Go runtime makes room for every processor.
+		Env:   []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "GOMAXPROCS=" + strconv.Itoa(shimProcs), readyEnv + "=3"},
 		Files: []uintptr{uintptr(null), uintptr(logFD), uintptr(logFD), uintptr(p[1])},
 		Sys:   &syscall.SysProcAttr{Setsid: true},
 	})
