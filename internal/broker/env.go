@@ -104,9 +104,10 @@ func environment(pty bool, overrides, models map[string]string) []string {
 	maps.Copy(env, overrides)
 	maps.Copy(env, models)
 	list := make([]string, 0, len(env))
-	for _, name := range slices.Sorted(maps.Keys(env)) {
-		list = append(list, name+"="+env[name])
+	for name, value := range env {
+		list = append(list, name+"="+value)
 	}
+	slices.Sort(list)
 	return list
 }
 

@@ -35,6 +35,7 @@ type fakeHost struct {
 	conns   map[net.Conn]bool
 	highest int64
 	log     []string // what was asked, in order
+	delays  int
 
 	// fault is asked before every request: what goes wrong with it.
 	fault func(op, id string) fault
@@ -337,8 +338,12 @@ func (h *fakeHost) handler() http.Handler {
 				return
 			case late:
 				body, _ := io.ReadAll(r.Body)
+				h.mu.Lock()
+				h.delays++
+				delay := time.Duration(50<<(h.delays%8)) * time.Millisecond // 50 ms to 6.4 s
+				h.mu.Unlock()
 				h.late.Go(func() {
-					time.Sleep(50 * time.Millisecond) // virtual time, in a bubble
+					time.Sleep(delay) // virtual time, in a bubble
 					var spec wire.ProcSpec
 					if name == "start" && json.Unmarshal(body, &spec) == nil {
 						h.set(func() { h.create(spec) })
