@@ -125,13 +125,20 @@ func (w *whole) run() (*client.Client, client.Box, client.Run) {
 	return w.tenant.WithKey(r.Token), b, r.Run
 }
 
+// bounded ends a test that waits in vain, so that its containers are taken away.
+func bounded(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	t.Cleanup(cancel)
+	return ctx
+}
+
 func sh(id, script string) client.OpenRequest {
 	return client.OpenRequest{RequestID: id, Argv: []string{"/bin/sh", "-c", script}}
 }
 
 func TestOneRunFromEndToEnd(t *testing.T) {
 	w := newWhole(t)
-	ctx := t.Context()
+	ctx := bounded(t)
 	c, b, run := w.run()
 
 	// Files in, a program that uses them, files out.
@@ -218,17 +225,18 @@ func second[T any](_ T, err error) error { return err }
 
 func TestEveryByteArrivesThroughRestartsOfTheServer(t *testing.T) {
 	w := newWhole(t)
+	ctx := bounded(t)
 	c, _, _ := w.run()
 	const size = 64 << 20
 	req := sh("r1", "head -c "+strconv.Itoa(size)+" /dev/urandom | tee /tmp/x; sha256sum /tmp/x >&2")
 	req.Limits.SpoolBytes = 16 << 20 // less than is printed: the child waits for what is acknowledged
-	p, err := c.Open(t.Context(), req)
+	p, err := c.Open(ctx, req)
 	w.ok(err)
 	sum, n := sha256.New(), &counter{}
 	var stderr bytes.Buffer
 	got := make(chan error, 1)
 	go func() {
-		_, err := p.Copy(t.Context(), io.MultiWriter(sum, n), &stderr, client.OutputOptions{Ack: true})
+		_, err := p.Copy(ctx, io.MultiWriter(sum, n), &stderr, client.OutputOptions{Ack: true})
 		got <- err
 	}()
 	for i := range 3 {
@@ -240,17 +248,18 @@ func TestEveryByteArrivesThroughRestartsOfTheServer(t *testing.T) {
 	if want := fmt.Sprintf("%x", sum.Sum(nil)); n.n.Load() != size || !strings.HasPrefix(stderr.String(), want) {
 		t.Errorf("%d bytes with digest %s came; the child says %s", n.n.Load(), want, stderr.String())
 	}
-	if exit, err := p.Wait(t.Context()); err != nil || exit.Code == nil || *exit.Code != 0 {
+	if exit, err := p.Wait(ctx); err != nil || exit.Code == nil || *exit.Code != 0 {
 		t.Errorf("%+v %v", exit, err)
 	}
 }
 
 func TestAttachToATerminal(t *testing.T) {
 	w := newWhole(t)
+	ctx := bounded(t)
 	c, _, _ := w.run()
-	p, err := c.Open(t.Context(), client.OpenRequest{RequestID: "tty", Argv: []string{"/bin/sh"}, Stdin: true, PTY: &client.Winsize{Rows: 11, Cols: 44}})
+	p, err := c.Open(ctx, client.OpenRequest{RequestID: "tty", Argv: []string{"/bin/sh"}, Stdin: true, PTY: &client.Winsize{Rows: 11, Cols: 44}})
 	w.ok(err)
-	a, err := p.Attach(t.Context(), "")
+	a, err := p.Attach(ctx, "")
 	w.ok(err)
 	defer a.Close()
 	lines := make(chan string, 1)
@@ -258,10 +267,10 @@ func TestAttachToATerminal(t *testing.T) {
 		defer close(lines)
 		var all string
 		for {
-			chunk, err := a.Next(t.Context())
+			chunk, err := a.Next(ctx)
 			if err != nil {
 				if !errors.Is(err, io.EOF) {
-					t.Error(err)
+					t.Errorf("%v, after %q", err, all)
 				}
 				return
 			}
@@ -272,26 +281,27 @@ func TestAttachToATerminal(t *testing.T) {
 					break
 				}
 				all = rest
-				if strings.HasPrefix(line, "size ") {
-					lines <- strings.TrimSpace(line)
+				// The prompt may stand before it, and the terminal echoes the command.
+				if _, size, ok := strings.Cut(line, "size "); ok {
+					lines <- strings.TrimSpace(size)
 				}
 			}
 		}
 	}()
-	stdin := a.Stdin(t.Context(), 0)
-	fmt.Fprintln(stdin, `echo "size $(stty size)"`)
-	if line := <-lines; line != "size 11 44" {
+	stdin := a.Stdin(ctx, 0)
+	fmt.Fprintln(stdin, `echo "si""ze $(stty size)"`)
+	if line := <-lines; line != "11 44" {
 		t.Errorf("%q", line)
 	}
-	w.ok(a.Resize(t.Context(), client.Winsize{Rows: 22, Cols: 88}))
-	fmt.Fprintln(stdin, `echo "size $(stty size)"`)
-	if line := <-lines; line != "size 22 88" {
+	w.ok(a.Resize(ctx, client.Winsize{Rows: 22, Cols: 88}))
+	fmt.Fprintln(stdin, `echo "si""ze $(stty size)"`)
+	if line := <-lines; line != "22 88" {
 		t.Errorf("%q", line)
 	}
 	fmt.Fprint(stdin, "exit 3\n")
 	for range lines { //nolint:revive // until the socket ends
 	}
-	if exit, err := p.Wait(t.Context()); err != nil || exit.Code == nil || *exit.Code != 3 {
+	if exit, err := p.Wait(ctx); err != nil || exit.Code == nil || *exit.Code != 3 {
 		t.Errorf("%+v %v", exit, err)
 	}
 }
