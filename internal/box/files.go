@@ -34,22 +34,25 @@ func (s *Service) at(ctx context.Context, p authz.Principal, action authz.Action
 const workspaceDir = "/workspace"
 
 // insidePath makes of a checked path what a host wants: absolute, as seen inside
-// the box.
-func insidePath(p string) string { return path.Join(workspaceDir, p) }
+// the box. A relative one is below the workspace.
+func insidePath(p string) string {
+	if path.IsAbs(p) {
+		return path.Clean(p)
+	}
+	return path.Join(workspaceDir, p)
+}
 
-// checkPath refuses a path that leads out of the workspace by its text alone;
-// links are the host's business.
+// checkPath refuses what is wrong by its text alone. Which volumes there are, and
+// where links lead, is the host's business.
 func checkPath(p string) error {
 	refuse := func(why string) error {
-		return errdefs.New(errdefs.Invalid, "path %s", why).WithNext("give a path relative to the workspace, or leave it out")
+		return errdefs.New(errdefs.Invalid, "path %s", why).WithNext("give a path relative to the workspace, or one below /workspace or /home/agent")
 	}
 	switch {
 	case len(p) > 4096:
 		return refuse("has more than 4096 bytes")
 	case strings.IndexByte(p, 0) >= 0:
 		return refuse("holds a NUL byte")
-	case strings.HasPrefix(p, "/"):
-		return refuse("is absolute")
 	case slices.Contains(strings.Split(p, "/"), ".."):
 		return refuse("holds ..")
 	}

@@ -33,7 +33,6 @@ type app struct {
 	json    bool
 	url     string
 	keyFile string
-	state   string
 }
 
 // exitError carries the exit status of a command that has said all there is to say.

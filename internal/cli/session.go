@@ -32,7 +32,7 @@ type sessionOptions struct {
 
 // session forwards input, output, signals and terminal sizes until the process
 // has ended, and returns how.
-func (a *app) session(parent context.Context, proc *client.Process, o sessionOptions) (api.Exit, error) {
+func (a *app) session(parent context.Context, proc *client.Process, sigs *signals, o sessionOptions) (api.Exit, error) {
 	ctx, cancel := context.WithCancelCause(parent)
 	defer cancel(nil)
 	if o.tty {
@@ -45,7 +45,7 @@ func (a *app) session(parent context.Context, proc *client.Process, o sessionOpt
 	var helpers sync.WaitGroup
 	defer helpers.Wait()
 	defer cancel(nil) // before Wait
-	helpers.Go(func() { a.forwardSignals(ctx, proc, o) })
+	helpers.Go(func() { a.forwardSignals(ctx, proc, sigs, o) })
 	if o.stdin {
 		// Not waited for: a read of the terminal cannot be interrupted.
 		go a.forwardStdin(ctx, cancel, proc, o)
@@ -118,16 +118,56 @@ func (d *detachReader) Read(p []byte) (int, error) {
 	}
 }
 
+// signals are those a session forwards, caught from its very beginning.
+type signals struct {
+	ch chan os.Signal
+}
+
+func catchSignals(tty bool) *signals {
+	s := &signals{ch: make(chan os.Signal, 8)}
+	signal.Notify(s.ch, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	if tty {
+		signal.Notify(s.ch, syscall.SIGWINCH)
+	}
+	return s
+}
+
+func (s *signals) stop() { signal.Stop(s.ch) }
+
+// cancelling returns a context that the next signal ends, until release is
+// called; then the signals are the session's.
+func (s *signals) cancelling(parent context.Context) (ctx context.Context, release func()) {
+	ctx, cancel := context.WithCancel(parent)
+	released, joined := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(joined)
+		for {
+			select {
+			case <-released:
+				return
+			case sig := <-s.ch:
+				if sig != syscall.SIGWINCH {
+					cancel()
+					return
+				}
+			}
+		}
+	}()
+	return ctx, sync.OnceFunc(func() {
+		close(released)
+		<-joined
+		cancel()
+	})
+}
+
 // forwardSignals makes the first SIGINT or SIGTERM a polite close and the second
 // a kill, and keeps the size of the process's terminal.
-func (a *app) forwardSignals(ctx context.Context, proc *client.Process, o sessionOptions) {
-	ch := make(chan os.Signal, 8)
-	signal.Notify(ch, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
-	if o.tty {
-		signal.Notify(ch, syscall.SIGWINCH)
-		ch <- syscall.SIGWINCH // the size may have changed since it was opened
+func (a *app) forwardSignals(ctx context.Context, proc *client.Process, sigs *signals, o sessionOptions) {
+	if o.tty { // the size may have changed since it was opened
+		if size, err := a.terminalSize(); err == nil {
+			_ = proc.Resize(ctx, *size)
+		}
 	}
-	defer signal.Stop(ch)
 	var closing sync.WaitGroup
 	defer closing.Wait()
 	asked := 0
@@ -135,7 +175,7 @@ func (a *app) forwardSignals(ctx context.Context, proc *client.Process, o sessio
 		select {
 		case <-ctx.Done():
 			return
-		case s := <-ch:
+		case s := <-sigs.ch:
 			if s == syscall.SIGWINCH {
 				if size, err := a.terminalSize(); err == nil {
 					_ = proc.Resize(ctx, *size)

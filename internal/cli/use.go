@@ -23,14 +23,14 @@ func (a *app) useCommands() []*cobra.Command {
 
 // runOptions are the flags of run.
 type runOptions struct {
-	box, image, workdir, requestID, reason string
-	env, volumes, mounts, models           []string
-	tty, detach, noStdin, keep             bool
-	cpus                                   float64
-	memory                                 string
-	pids                                   int64
-	deadline, grace                        time.Duration
-	spool, overflow                        string
+	box, image, workdir, requestID string
+	env, volumes, mounts, models   []string
+	tty, detach, noStdin, keep     bool
+	cpus                           float64
+	memory                         string
+	pids                           int64
+	deadline, grace                time.Duration
+	spool, overflow                string
 }
 
 func (a *app) runCommand() *cobra.Command {
@@ -102,28 +102,37 @@ func (a *app) run(ctx context.Context, o runOptions, argv []string) (int, error)
 		return 0, err
 	}
 	defer cl.CloseIdle()
+	// Signals are caught before anything is made, so that Ctrl-C at any moment
+	// leaves nothing behind.
+	sigs := catchSignals(openReq.PTY != nil)
+	defer sigs.stop()
+	begin, release := sigs.cancelling(ctx)
+	defer release()
+
 	done := a.progress("preparing the box")
-	box, err := cl.AcquireBox(ctx, boxReq)
+	box, err := cl.AcquireBox(begin, boxReq)
 	done()
 	if err != nil {
-		return 0, err
+		return 0, interrupted(begin, err)
 	}
 	ephemeral := o.box == "" && !o.keep && !o.detach
 	if ephemeral {
 		defer a.removeBox(ctx, cl, box.ID)
 	}
-	run, err := cl.CreateRun(ctx, api.RunRequest{Box: box.ID, Models: o.models})
+	run, err := cl.CreateRun(begin, api.RunRequest{Box: box.ID, Models: o.models})
 	if err != nil {
-		return 0, err
+		return 0, interrupted(begin, err)
 	}
 	runner := cl.WithKey(run.Token)
 	done = a.progress("starting")
-	proc, err := runner.Open(ctx, openReq)
+	proc, err := runner.Open(begin, openReq)
 	done()
 	if err != nil {
+		// Whether it started or not: finishing the run closes what there is.
 		a.finish(ctx, runner, run.Run.ID, "it could not be opened")
-		return 0, err
+		return 0, interrupted(begin, err)
 	}
+	release()
 	if o.detach {
 		if a.json {
 			return 0, a.printJSON(proc.Info())
@@ -132,7 +141,7 @@ func (a *app) run(ctx context.Context, o runOptions, argv []string) (int, error)
 		return 0, err
 	}
 	// From here on the workspace key is used: it outlives the run's token.
-	end, err := a.session(ctx, cl.Process(proc.Handle()), sessionOptions{stdin: openReq.Stdin || openReq.PTY != nil, tty: openReq.PTY != nil, grace: o.grace})
+	end, err := a.session(ctx, cl.Process(proc.Handle()), sigs, sessionOptions{stdin: openReq.Stdin || openReq.PTY != nil, tty: openReq.PTY != nil, grace: o.grace})
 	if errors.Is(err, errDetached) {
 		a.say("\r\ndetached; %s goes on. Come back with: stockade attach %s", proc.Handle(), proc.Handle())
 		return 0, nil
@@ -142,6 +151,14 @@ func (a *app) run(ctx context.Context, o runOptions, argv []string) (int, error)
 	}
 	a.finish(ctx, runner, run.Run.ID, "the command ended")
 	return a.verdict(end), nil
+}
+
+// interrupted makes of an error that Ctrl-C caused one that says so.
+func interrupted(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return errdefs.Wrap(err, errdefs.Unavailable, "interrupted before the command had started")
+	}
+	return err
 }
 
 // verdict says what the exit status alone does not, and returns it.
@@ -251,7 +268,9 @@ Ctrl-P Ctrl-Q leaves it running.`,
 			}
 			_, tty := terminal(a.Stdin)
 			o := sessionOptions{cursor: cursor, stdin: !noStdin && !p.Stdin.EOF && p.Exit == nil, offset: p.Stdin.Accepted, tty: p.PTY && tty, grace: grace}
-			end, err := a.session(cmd.Context(), proc, o)
+			sigs := catchSignals(o.tty)
+			defer sigs.stop()
+			end, err := a.session(cmd.Context(), proc, sigs, o)
 			if errors.Is(err, errDetached) {
 				a.say("\r\ndetached")
 				return nil
