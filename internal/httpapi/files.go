@@ -60,8 +60,7 @@ func (h *Handler) registerFiles(b *builder) {
 		if q.err != nil {
 			return q.err
 		}
-		d := &download{w: w, c: http.NewResponseController(w), media: tarMedia}
-		return h.cfg.Boxes.GetFiles(r.Context(), principalOf(r.Context()), r.PathValue("id"), src, d)
+		return h.cfg.Boxes.GetFiles(r.Context(), principalOf(r.Context()), r.PathValue("id"), src, &download{w: w, media: tarMedia})
 	})
 
 	load := func(id, method, summary string) {
@@ -130,23 +129,17 @@ func uploadError(err error) error {
 	return err
 }
 
-// download writes a stream of unknown length, which may take as long as the
-// other side takes it. The status is sent with the first byte, so that an error
+// download gives a stream its media type with the first byte, so that an error
 // before it is still answered as a problem.
 type download struct {
-	w       http.ResponseWriter
-	c       *http.ResponseController
-	media   string
-	renewed time.Time
+	w     http.ResponseWriter
+	media string
 }
 
 func (d *download) Write(p []byte) (int, error) {
-	if d.renewed.IsZero() {
+	if d.media != "" {
 		d.w.Header().Set("Content-Type", d.media)
-	}
-	if now := time.Now(); now.Sub(d.renewed) > time.Second {
-		d.renewed = now
-		_ = d.c.SetWriteDeadline(now.Add(stallTime))
+		d.media = ""
 	}
 	return d.w.Write(p)
 }

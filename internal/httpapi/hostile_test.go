@@ -52,7 +52,7 @@ func TestBadBodiesAreProblems(t *testing.T) {
 		"bad enum":         {`{"request_id":"r","argv":["x"],"limits":{"overflow":"lose"}}`, 400, "overflow"},
 		"tiny terminal":    {`{"request_id":"r","argv":["x"],"pty":{"rows":0,"cols":80}}`, 400, "rows"},
 		"huge terminal":    {`{"request_id":"r","argv":["x"],"pty":{"rows":1,"cols":99999}}`, 400, "cols"},
-		"too large":        {`{"request_id":"r","argv":["` + strings.Repeat("x", maxJSON) + `"]}`, 413, "larger than"},
+		"too large":        {`{"request_id":"r","argv":["` + strings.Repeat("x", maxOpen) + `"]}`, 413, "larger than"},
 	} {
 		resp, b := r.do("POST", "/v1/processes", "run", strings.NewReader(c.body), "Content-Type: application/json")
 		p := r.problem(resp, b, c.status, errdefs.Invalid)
@@ -70,8 +70,10 @@ func TestBadBodiesAreProblems(t *testing.T) {
 	if resp.StatusCode != 200 {
 		t.Errorf("a good body is refused: %d %s", resp.StatusCode, b)
 	}
+	resp, b = r.do("POST", "/v1/workspaces", "admin", strings.NewReader(`{"name":"`+strings.Repeat("x", maxJSON)+`"}`))
+	r.problem(resp, b, 413, errdefs.Invalid)
 	// Of unknown length, and too long.
-	resp, b = r.do("POST", "/v1/processes", "run", io.MultiReader(strings.NewReader(strings.Repeat(" ", maxJSON)), strings.NewReader("{}")))
+	resp, b = r.do("POST", "/v1/processes", "run", io.MultiReader(strings.NewReader(strings.Repeat(" ", maxOpen)), strings.NewReader("{}")))
 	r.problem(resp, b, 413, errdefs.Invalid)
 }
 

@@ -157,7 +157,9 @@ func newRef() string {
 // ServeHTTP answers one request.
 func (h *Handler) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	ref := newRef()
-	w := &recorder{ResponseWriter: rw}
+	w := &recorder{ResponseWriter: rw, c: http.NewResponseController(rw)}
+	// What an earlier request on this connection has set holds no more.
+	_ = w.c.SetWriteDeadline(time.Time{})
 	ctx := context.WithValue(r.Context(), keyRef, ref)
 	rt, mismatch := h.match(r)
 	operation := "none"
@@ -393,17 +395,21 @@ func checkMediaType(r *http.Request, want string) error {
 	return status(http.StatusUnsupportedMediaType, "the body must be %s", want)
 }
 
-// recorder remembers what was answered.
+// recorder remembers what was answered, and lets every answer take as long as
+// the other side takes it: a write fails once nothing was taken for stallTime.
 type recorder struct {
 	http.ResponseWriter
-	wrote  bool
-	status int
+	c       *http.ResponseController
+	wrote   bool
+	status  int
+	renewed time.Time
 }
 
 func (w *recorder) WriteHeader(code int) {
 	if !w.wrote && code >= 200 || code == http.StatusSwitchingProtocols {
 		w.wrote, w.status = true, code
 	}
+	w.renew()
 	w.ResponseWriter.WriteHeader(code)
 }
 
@@ -411,7 +417,16 @@ func (w *recorder) Write(b []byte) (int, error) {
 	if !w.wrote {
 		w.wrote, w.status = true, http.StatusOK
 	}
+	w.renew()
 	return w.ResponseWriter.Write(b)
+}
+
+// renew moves the deadline of writing, at most once in a second.
+func (w *recorder) renew() {
+	if now := time.Now(); now.Sub(w.renewed) > time.Second {
+		w.renewed = now
+		_ = w.c.SetWriteDeadline(now.Add(stallTime)) // what is no connection has no deadline
+	}
 }
 
 // Unwrap lets http.ResponseController reach the connection.

@@ -67,9 +67,7 @@ func (h *Handler) readLog(w http.ResponseWriter, r *http.Request) error {
 	}
 	ctx, stop := h.untilClosing(r.Context())
 	defer stop()
-	c := http.NewResponseController(w)
 	if !frames {
-		_ = c.SetWriteDeadline(time.Now().Add(wait + stallTime))
 		v, err := h.cfg.Broker.Read(ctx, p, r.PathValue("handle"), ReadQuery{Cursor: cursor, MaxBytes: most, Wait: wait, Ack: ack})
 		if err != nil {
 			return h.closingError(ctx, r, err)
@@ -101,7 +99,6 @@ func (h *Handler) sendFrames(ctx context.Context, w http.ResponseWriter, r *http
 	for {
 		batch, err := s.Next()
 		if len(batch) > 0 {
-			_ = c.SetWriteDeadline(time.Now().Add(stallTime))
 			if _, werr := w.Write(batch); werr != nil {
 				return nil // the reader is gone, or took nothing for stallTime
 			}
@@ -117,7 +114,6 @@ func (h *Handler) sendFrames(ctx context.Context, w http.ResponseWriter, r *http
 		case err != nil && !started:
 			return h.closingError(ctx, r, err)
 		case err != nil:
-			_ = c.SetWriteDeadline(time.Now().Add(stallTime))
 			_, _ = w.Write(statusFrame(h.fail(r.Context(), h.closingError(ctx, r, err)).Problem))
 			return nil
 		case !started && len(batch) == 0:

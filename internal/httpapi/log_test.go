@@ -372,10 +372,11 @@ func (s *panicStream) Next() ([]byte, error) {
 // deadlines is a connection that notes the deadlines it gets.
 type deadlines struct {
 	*httptest.ResponseRecorder
-	read []time.Time
+	read, write []time.Time
 }
 
-func (d *deadlines) SetReadDeadline(t time.Time) error { d.read = append(d.read, t); return nil }
+func (d *deadlines) SetReadDeadline(t time.Time) error  { d.read = append(d.read, t); return nil }
+func (d *deadlines) SetWriteDeadline(t time.Time) error { d.write = append(d.write, t); return nil }
 
 // A deadline that is still set while an operation runs would end its context.
 func TestTheDeadlineOfTheBodyIsLiftedBeforeTheOperation(t *testing.T) {
@@ -393,5 +394,10 @@ func TestTheDeadlineOfTheBodyIsLiftedBeforeTheOperation(t *testing.T) {
 	r.h.ServeHTTP(d, req)
 	if d.Code != 200 {
 		t.Errorf("%d %s", d.Code, d.Body)
+	}
+	// The deadline of writing of the request before is lifted, and one is set for
+	// this answer.
+	if len(d.write) != 2 || !d.write[0].IsZero() || d.write[1].IsZero() {
+		t.Errorf("the deadlines of writing were %v", d.write)
 	}
 }

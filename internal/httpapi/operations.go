@@ -130,7 +130,7 @@ func (h *Handler) registerRuns(b *builder) {
 
 func (h *Handler) registerBoxes(b *builder) {
 	type acquireIn struct{ Body api.BoxRequest }
-	jsonOp(b, spec{id: "acquire-box", method: http.MethodPost, path: "/v1/boxes", action: authz.BoxAcquire, tag: "boxes",
+	jsonOp(b, spec{id: "acquire-box", method: http.MethodPost, path: "/v1/boxes", action: authz.BoxAcquire, tag: "boxes", maxBody: maxMount,
 		summary:     "Acquire a box",
 		description: "Returns the box with the request's key, or makes one. Without a key every call makes a new box.",
 		errors:      []errdefs.Code{errdefs.NotFound, errdefs.Conflict, errdefs.Fenced, errdefs.Exhausted, errdefs.Indeterminate}},

@@ -12,7 +12,7 @@ import (
 
 func (h *Handler) registerProcesses(b *builder) {
 	type openIn struct{ Body api.OpenRequest }
-	jsonOp(b, spec{id: "open-process", method: http.MethodPost, path: "/v1/processes", action: authz.ProcessOpen, tag: "processes",
+	jsonOp(b, spec{id: "open-process", method: http.MethodPost, path: "/v1/processes", action: authz.ProcessOpen, tag: "processes", maxBody: maxOpen,
 		summary: "Open a process",
 		description: "Starts a program. The same run, request_id and arguments always answer with the same process, started once, " +
 			"whatever happened to earlier answers; other arguments with the same id are a conflict. " +

@@ -24,10 +24,12 @@ const (
 	anyone authz.Action = "anyone" // any valid credential
 )
 
-// Bounds of bodies. A JSON request's largest part is argv and env, which the
+// Bounds of bodies. The largest JSON request is open: argv and env, which the
 // kernel bounds at 128 KiB per string and 2 MiB in all (execve(2)).
 const (
-	maxJSON  = 3 << 20
+	maxJSON  = 64 << 10
+	maxMount = 512 << 10 // a box's list of mounts: 64 pairs of paths
+	maxOpen  = 3 << 20
 	maxFiles = 64 << 30 // the box service has the limit that counts, by bytes unpacked
 )
 
@@ -51,6 +53,7 @@ type spec struct {
 	description      string
 	errors           []errdefs.Code // beyond those every operation has
 	created          bool           // answers 201
+	maxBody          int64          // of a JSON body; 0 is maxJSON
 	basic            bool
 }
 
@@ -143,8 +146,9 @@ func (b *builder) operation(s spec) (*huma.Operation, *route) {
 	op := &huma.Operation{
 		OperationID: s.id, Method: s.method, Path: s.path, Summary: s.summary, Tags: []string{s.tag},
 		Description: s.description + rights(s.action), Responses: map[string]*huma.Response{},
-		BodyReadTimeout: -1, MaxBodyBytes: maxJSON + 1, RejectUnknownQueryParameters: true,
-		Security: []map[string][]string{{"bearer": {}}},
+		BodyReadTimeout: -1, MaxBodyBytes: maxOpen + 1, // admit has read the body
+		RejectUnknownQueryParameters: true,
+		Security:                     []map[string][]string{{"bearer": {}}},
 	}
 	if s.created {
 		op.DefaultStatus = http.StatusCreated
@@ -206,7 +210,7 @@ func rights(a authz.Action) string {
 func jsonOp[I, O any](b *builder, s spec, do func(ctx context.Context, p authz.Principal, in *I) (*O, error)) {
 	op, rt := b.operation(s)
 	if _, ok := reflect.TypeFor[I]().FieldByName("Body"); ok {
-		rt.media, rt.maxBody = jsonMedia, maxJSON
+		rt.media, rt.maxBody = jsonMedia, max(maxJSON, s.maxBody)
 		b.errorResponse(op, http.StatusRequestEntityTooLarge, "`invalid`")
 		b.errorResponse(op, http.StatusUnsupportedMediaType, "`invalid`")
 	}
