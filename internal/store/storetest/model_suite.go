@@ -312,7 +312,7 @@ func (d *duel) lists() {
 }
 
 func (d *duel) reopen() {
-	if d.w.cfg.Reopen != nil {
+	if d.w.cfg.Reopen != nil && rapid.IntRange(0, 3).Draw(d.T, "restart") == 0 {
 		d.real = d.w.cfg.Reopen(d.w, d.real)
 	}
 }
