@@ -11,6 +11,9 @@ type Room struct {
 	Does string // its one idea, for the drawing
 }
 
+// testRooms hold code for tests; only tests and other test rooms import them.
+var testRooms = []string{"internal/need", "internal/store/storetest", "internal/driver/drivertest", "internal/host/hosttest"}
+
 // Floor is a rank: its rooms may import only rooms of lower floors, or a room
 // nested below themselves by path (a seam imports nothing of its drivers).
 type Floor struct {
@@ -21,8 +24,10 @@ type Floor struct {
 // Floors is the whole building, lowest first. Every package of the module
 // stands in it exactly once.
 var Floors = []Floor{
-	{"words", []Room{
+	{"codes", []Room{
 		{"internal/errdefs", true, "the closed set of error codes"},
+	}},
+	{"words", []Room{
 		{"internal/ident", true, "identifiers and the rules for names"},
 		{"internal/need", false, "what a test needs from the machine"},
 	}},
