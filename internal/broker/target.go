@@ -36,6 +36,8 @@ type target struct {
 	link    atomic.Pointer[link]
 	rec     atomic.Pointer[store.Target]
 	problem atomic.Pointer[string] // why there is no link
+	tried   chan struct{}          // closed when the first attempt to reach it has ended, well or not
+	tell    sync.Once              // closes tried
 }
 
 // link is a host program that answers.
@@ -45,7 +47,7 @@ type link struct {
 }
 
 func newTarget(b *Broker, cfg TargetConfig) *target {
-	t := &target{b: b, cfg: cfg}
+	t := &target{b: b, cfg: cfg, tried: make(chan struct{})}
 	t.fail("it was not reached yet")
 	return t
 }
@@ -60,6 +62,19 @@ func (b *Broker) targetOf(name string) *target {
 	t.fail("it is not configured any more")
 	t.rec.Store(&store.Target{Name: name})
 	return t
+}
+
+// Tried waits until every target has been reached or has failed to be reached
+// once, so that a server which says it is ready can say what its targets are.
+func (b *Broker) Tried(ctx context.Context) error {
+	for _, t := range b.targets {
+		select {
+		case <-t.tried:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	return nil
 }
 
 func (t *target) begin(rec store.Target, generation int64) {
@@ -96,6 +111,7 @@ func (t *target) keep(ctx context.Context) {
 	wait.Reset()
 	for ctx.Err() == nil {
 		err := t.session(ctx)
+		t.tell.Do(func() { close(t.tried) })
 		if t.link.Swap(nil) != nil {
 			wait.Reset()
 		}
@@ -130,6 +146,7 @@ func (t *target) session(ctx context.Context) error {
 	}
 	l := &link{client: t.client, info: info}
 	t.link.Store(l)
+	t.tell.Do(func() { close(t.tried) })
 	t.b.log.Info("the host program of a target answers", "target", t.cfg.Name, "host", info.HostID, "processes", len(states))
 	var wg sync.WaitGroup
 	defer wg.Wait()

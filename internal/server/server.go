@@ -129,8 +129,6 @@ func Run(ctx context.Context, o Options) (err error) {
 	if err := boxes.Start(ctx); err != nil {
 		return errors.Join(err, listener.Close(), brk.Stop(context.WithoutCancel(ctx)))
 	}
-	health.Store("ok")
-
 	url := "http://" + listener.Addr().String()
 	if err := secret.WriteFile0600(state.file(AddressFile), []byte(url+"\n")); err != nil {
 		log.Warn("the address file cannot be written; commands need --url", "err", err)
@@ -141,6 +139,10 @@ func Run(ctx context.Context, o Options) (err error) {
 	}
 	served := make(chan error, 1)
 	go func() { served <- srv.Serve(listener) }()
+	// Requests are answered meanwhile; whoever waits for "ok" finds targets up.
+	if brk.Tried(ctx) == nil {
+		health.Store("ok")
+	}
 	log.Info("serving", "url", url, "state", state.path, "version", o.Version)
 	if o.Ready != nil {
 		o.Ready(url)
