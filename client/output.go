@@ -25,8 +25,12 @@ const (
 )
 
 // ackEvery is how many received bytes are acknowledged at once, at most; with a
-// small log it is an eighth of the log, so that the child never waits for it.
-const ackEvery = 4 << 20
+// small log it is an eighth of the log, so that a child whose log is full never
+// waits for what was received already. leastSpool is the smallest log there is.
+const (
+	ackEvery   = 4 << 20
+	leastSpool = 1 << 20
+)
 
 // Chunk is a piece of output, or a gap.
 type Chunk struct {
@@ -76,10 +80,8 @@ type Output struct {
 // Output begins to read. Nothing is asked before the first Next. Close it unless
 // Next has returned an error.
 func (p *Process) Output(ctx context.Context, opt OutputOptions) *Output {
-	o := &Output{ctx: ctx, p: p, opt: opt, pos: -1, ackStep: ackEvery}
-	if n := p.info.Limits.SpoolBytes; n > 0 {
-		o.ackStep = max(1, min(o.ackStep, n/8))
-	}
+	o := &Output{ctx: ctx, p: p, opt: opt, pos: -1}
+	o.spool(p.info.Limits.SpoolBytes)
 	if opt.Cursor != "" {
 		n, err := p.position(opt.Cursor)
 		if err != nil {
@@ -89,6 +91,14 @@ func (p *Process) Output(ctx context.Context, opt OutputOptions) *Output {
 		o.pos, o.acked = n, n
 	}
 	return o
+}
+
+// spool fits the acknowledging to the size of the log.
+func (o *Output) spool(n int64) {
+	if n <= 0 {
+		n = leastSpool
+	}
+	o.ackStep = min(ackEvery, n/8)
 }
 
 // position reads a cursor of this process.
@@ -190,6 +200,13 @@ func (o *Output) given(err error) error {
 }
 
 func (o *Output) connect() error {
+	if o.opt.Ack && o.r == nil && o.p.info.Handle == "" {
+		info, err := o.p.Get(o.ctx)
+		if err != nil {
+			return err
+		}
+		o.spool(info.Limits.SpoolBytes)
+	}
 	q := url.Values{}
 	if c := o.Cursor(); c != "" {
 		q.Set("cursor", c)

@@ -14,7 +14,7 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
-	"github.com/stockade-run/stockade/internal/wire"
+	"github.com/stockade-run/stockade/internal/api"
 )
 
 //go:embed docs.html
@@ -255,12 +255,8 @@ func (r docsRenderer) curl(op *huma.Operation) string {
 			sep = "&"
 		}
 	}
-	switch op.OperationID {
-	case "attach-process":
-		return `websocat -b --protocol stockade.attach.v1 -H "Authorization: Bearer $KEY" "ws://HOST:PORT` + path + `"`
-	case "read-output":
-		b.WriteString(" -H 'Accept: " + wire.FramesType + "'")
-		path += "?follow=true"
+	if op.OperationID == "attach-process" {
+		return `websocat -b --protocol ` + api.AttachProtocol + ` -H "Authorization: Bearer $KEY" "ws://HOST:PORT` + path + `"`
 	}
 	if op.RequestBody != nil {
 		if m := op.RequestBody.Content[jsonMedia]; m != nil {

@@ -278,6 +278,9 @@ func TestPanicsAndFaultsAreLoggedWithTheReferenceTold(t *testing.T) {
 	resp, b := r.do("POST", "/v1/processes", "run", strings.NewReader(`{"request_id":"r","argv":["x"]}`))
 	p := r.problem(resp, b, 500, errdefs.Internal)
 	told(t, r, p)
+	if ref := resp.Header.Get(RequestHeader); ref == "" || !strings.Contains(p.Next, ref) {
+		t.Errorf("the header names %q, the problem says %q", ref, p.Next)
+	}
 	r.broker.open = func(context.Context, api.OpenRequest) (api.Process, error) {
 		return api.Process{}, errors.New("secret-xyz")
 	}

@@ -132,6 +132,10 @@ func (h *Handler) Shutdown(ctx context.Context) error {
 	}
 }
 
+// RequestHeader carries, in every answer, the name that the server's log knows
+// the request by.
+const RequestHeader = "Stockade-Request"
+
 type ctxKey int
 
 const (
@@ -162,11 +166,17 @@ func (h *Handler) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	_ = w.c.SetWriteDeadline(time.Time{})
 	ctx := context.WithValue(r.Context(), keyRef, ref)
 	rt, mismatch := h.match(r)
-	operation := "none"
+	operation, who := "none", authz.Principal{}
 	if rt != nil {
 		operation = rt.op.OperationID
 	}
-	end := h.cfg.Metrics.Begin(operation)
+	count := h.cfg.Metrics.Begin(operation)
+	start := time.Now()
+	end := func(code int) {
+		count(code)
+		h.log.LogAttrs(ctx, slog.LevelDebug, "request", attrRef(ref), slog.String("operation", operation), slog.Int("status", code),
+			slog.String("by", who.String()), slog.Duration("took", time.Since(start)))
+	}
 	defer func() {
 		if v := recover(); v != nil {
 			if v == http.ErrAbortHandler {
@@ -186,11 +196,13 @@ func (h *Handler) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	head := w.Header()
 	head.Set("X-Content-Type-Options", "nosniff")
 	head.Set("Cache-Control", "no-store")
+	head.Set(RequestHeader, ref)
 	r, err := h.admit(w, r.WithContext(ctx), rt, mismatch)
 	if err != nil {
 		writeFailure(w, h.fail(ctx, err))
 		return
 	}
+	who = principalOf(r.Context())
 	h.mux.ServeHTTP(w, r)
 }
 
