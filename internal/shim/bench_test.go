@@ -49,7 +49,7 @@ func BenchmarkFirstByte(b *testing.B) {
 // through a pipe.
 func BenchmarkOutput(b *testing.B) {
 	exe := hostProgram(b)
-	const n = 1 << 30
+	const n = 256 << 20
 	producer := fmt.Sprintf(`exec head -c %d /dev/zero`, n)
 	b.Run("shim", func(b *testing.B) {
 		b.SetBytes(n)

@@ -41,7 +41,8 @@ type keeper struct {
 	done   chan struct{} // closed when loop may end
 
 	mu      sync.Mutex
-	view    wire.ProcState // without Stdin and Log
+	view    wire.ProcState // without Stdin and Log until it has ended
+	logEnd  bool           // the view's Rev counts the end of the log, or its failure
 	changed chan struct{}  // closed at the next change of view
 	initFD  int            // pidfd of the container's init, -1
 	pending []syscall.Signal
@@ -134,10 +135,10 @@ func (k *keeper) publish(st process.KeepState, recordFailure string) {
 	default:
 		v.Unproven = ""
 	}
-	if v.Phase != k.view.Phase || v.Unproven != k.view.Unproven || (v.Started == nil) != (k.view.Started == nil) ||
-		st.Drained && k.view.Log.EOF == false || st.LogDetail != "" && k.view.Log.Failure == "" {
+	logEnd := st.Drained || st.LogDetail != ""
+	if v.Phase != k.view.Phase || v.Unproven != k.view.Unproven || (v.Started == nil) != (k.view.Started == nil) || logEnd != k.logEnd {
+		k.logEnd = logEnd
 		v.Rev++
-		v.Log.EOF, v.Log.Failure = st.Drained, st.LogDetail // only to notice the change
 		k.setView(v)
 	}
 }

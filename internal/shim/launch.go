@@ -164,7 +164,7 @@ func runtimeEnv() []string {
 // sees to it that ReportClosed and Drained come in every case, and stays until
 // wait4 returned for the init, to send Reaped.
 func (k *keeper) launch() {
-	l := &launching{keeper: k, begun: make(chan struct{}), reported: make(chan struct{})}
+	l := &launching{keeper: k, terminal: -1, pumped: make(chan struct{}), begun: make(chan struct{}), reported: make(chan struct{})}
 	status, err := l.run()
 	if err == nil {
 		k.send(process.Started{})
@@ -189,7 +189,9 @@ type launching struct {
 	*keeper
 	ends     ends
 	opened   bool
+	terminal int // the terminal's master until output takes it, -1
 	pumping  bool
+	pumped   chan struct{} // closed when output is being moved, or never will be
 	begun    chan struct{} // closed when init is about to fork the command
 	reported chan struct{} // closed when the report is at its end
 }
@@ -219,7 +221,15 @@ func (l *launching) run() (<-chan syscall.WaitStatus, error) {
 			return nil, err
 		}
 		defer con.close()
-		master = l.awaitTerminal(ctx, con)
+		terminal := l.awaitTerminal(ctx, con)
+		master = terminal
+		defer func() { // whatever happened, the one that was sent is taken or closed
+			cancel()
+			if fd, ok := <-terminal; ok && fd >= 0 {
+				_ = unix.Close(fd)
+			}
+			l.ends.close(&l.terminal)
+		}()
 	}
 
 	out := l.ends.outW
@@ -236,7 +246,6 @@ func (l *launching) run() (<-chan syscall.WaitStatus, error) {
 	}
 	l.ends.close(&l.ends.inR, &l.ends.outW, &l.ends.errW, &l.ends.reportW)
 
-	terminal := -1
 	begun := l.begun
 	for {
 		select {
@@ -244,25 +253,23 @@ func (l *launching) run() (<-chan syscall.WaitStatus, error) {
 			if ws.ExitStatus() != 0 {
 				return nil, l.runtimeError(ws)
 			}
-			if spec.PTY != nil && terminal < 0 {
-				if terminal = <-master; terminal < 0 {
+			if master != nil { // not received yet
+				if l.terminal = <-master; l.terminal < 0 {
 					return nil, errors.New("the runtime sent no terminal")
 				}
 			}
-			return l.started(terminal)
-		case terminal = <-master:
+			return l.started()
+		case l.terminal = <-master:
 			master = nil
-			if terminal < 0 {
+			if l.terminal < 0 {
 				_ = unix.Kill(-pid, unix.SIGKILL)
 				<-runtimeEnd
 				return nil, fmt.Errorf("the runtime sent no terminal: %w", l.runtimeError(0))
 			}
-		case <-begun:
+		case <-begun: // on a terminal only after it was received
 			begun = nil
-			if spec.PTY == nil || terminal >= 0 {
-				if err := l.output(terminal); err != nil {
-					return nil, err
-				}
+			if err := l.output(); err != nil {
+				return nil, err
 			}
 		case <-ctx.Done():
 			_ = unix.Kill(-pid, unix.SIGKILL)
@@ -273,7 +280,7 @@ func (l *launching) run() (<-chan syscall.WaitStatus, error) {
 }
 
 // started takes over the init of a container that the runtime says runs.
-func (l *launching) started(terminal int) (<-chan syscall.WaitStatus, error) {
+func (l *launching) started() (<-chan syscall.WaitStatus, error) {
 	b, err := os.ReadFile(filepath.Join(l.dir, pidFile))
 	if err != nil {
 		return nil, fmt.Errorf("the runtime left no pid: %w", err)
@@ -286,7 +293,7 @@ func (l *launching) started(terminal int) (<-chan syscall.WaitStatus, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := l.output(terminal); err != nil {
+	if err := l.output(); err != nil {
 		return nil, err
 	}
 	l.setInit(fd)
@@ -295,16 +302,17 @@ func (l *launching) started(terminal int) (<-chan syscall.WaitStatus, error) {
 
 // output begins to move what the child says into the log, and what it is told
 // into its input.
-func (l *launching) output(terminal int) error {
-	if l.pumping {
+func (l *launching) output() error {
+	if l.pumping || l.cfg.Spec.PTY != nil && l.terminal < 0 {
 		return nil
 	}
 	var sources []source
-	if terminal >= 0 {
-		in, err := unix.FcntlInt(uintptr(terminal), unix.F_DUPFD_CLOEXEC, 0)
+	if l.cfg.Spec.PTY != nil {
+		in, err := unix.FcntlInt(uintptr(l.terminal), unix.F_DUPFD_CLOEXEC, 0)
 		if err != nil {
 			return os.NewSyscallError("dup", err)
 		}
+		terminal := take(&l.terminal)
 		l.setTerminal(terminal)
 		sources = []source{{fd: terminal, kind: wire.KindStdout, tty: true}}
 		l.ends.inW = in
@@ -320,6 +328,7 @@ func (l *launching) output(terminal int) error {
 	}
 	l.pumping = true
 	l.setPump(p)
+	close(l.pumped)
 	go func() {
 		detail := p.run()
 		l.setTerminal(-1)
@@ -365,12 +374,13 @@ func (l *launching) readReport() {
 }
 
 // releaseInit lets an init exit that waits for its terminal to be read empty.
-func (k *keeper) releaseInit() {
-	k.lift() // what a terminal holds is bounded, and nobody may be reading the log
-	if p := k.pump(); p != nil {
+func (l *launching) releaseInit() {
+	l.lift() // what a terminal holds is bounded, and nobody may be reading the log
+	<-l.pumped
+	if p := l.pump(); p != nil {
 		<-p.caught()
 	}
-	k.allow()
+	l.allow()
 }
 
 // awaitTerminal receives the terminal's master by a goroutine, sets its size
@@ -387,17 +397,22 @@ func (l *launching) awaitTerminal(ctx context.Context, con *console) <-chan int 
 			if fd >= 0 {
 				_ = unix.Close(fd)
 			}
-			ch <- -1
-			return
+			fd = -1
 		}
 		ch <- fd
-		l.allow()
+		close(ch)
+		if fd >= 0 {
+			l.allow()
+		}
 	}()
 	return ch
 }
 
 // abandon cleans up after a start that failed, and tells the machine.
 func (l *launching) abandon(err error) {
+	if !l.pumping {
+		close(l.pumped)
+	}
 	l.kill()
 	l.deleteContainer()
 	mayHaveRun := false

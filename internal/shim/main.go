@@ -18,6 +18,7 @@ import (
 	"github.com/stockade-run/stockade/internal/errdefs"
 	"github.com/stockade-run/stockade/internal/process"
 	"github.com/stockade-run/stockade/internal/spool"
+	"github.com/stockade-run/stockade/internal/wire"
 )
 
 // Exit codes of Main. They are for people who read a log; Start gets the reason
@@ -33,7 +34,7 @@ const (
 // one directory until the host program forgets it. It returns the exit code.
 func Main(dir string) int {
 	tune()
-	unix.Umask(0o077)
+	unix.Umask(0o022) // for the runtime; what is private here says so itself
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
 	ready := readyFromEnv()
 	code, err := run(dir, log, ready)
@@ -129,26 +130,33 @@ func createSpool(dir string, cfg Config) (*spool.Writer, error) {
 const lookEvery = 30 * time.Second
 
 // linger serves until the process has ended and is forgotten, or its directory
-// is gone.
+// is gone, or the machine ends.
 func (k *keeper) linger(held *os.File, stop <-chan os.Signal, srv *server) (int, error) {
 	look := time.NewTicker(lookEvery)
 	defer look.Stop()
 	missing := 0
+	stopped := false
 	var mem memory
 	for {
+		st, changed := k.state()
+		if stopped && st.Phase == wire.PhaseEnded {
+			return exitOK, nil // the record says all there is to say
+		}
 		select {
+		case <-changed:
 		case <-srv.forgotten:
 			srv.shutdown()
 			return exitOK, nil
 		case <-stop:
-			k.send(process.KeepClose{Reason: "the machine's shim was told to end (SIGTERM)", Grace: process.KeepGrace})
+			stopped = true
+			k.send(process.KeepClose{Reason: "its shim was told to end (SIGTERM)", Grace: process.KeepGrace})
 		case <-look.C:
 			mem.trim()
-			var st unix.Stat_t
-			if err := unix.Fstat(int(held.Fd()), &st); err != nil || st.Nlink > 0 {
+			var file unix.Stat_t
+			if err := unix.Fstat(int(held.Fd()), &file); err != nil || file.Nlink > 0 {
 				continue
 			}
-			if v, _ := k.state(); v.Exit != nil {
+			if st.Phase == wire.PhaseEnded {
 				return exitOK, nil
 			}
 			// The record of this process was removed under it; nothing can be kept any

@@ -15,7 +15,7 @@ const (
 	// gcPercent puts the first cycle at 2 MiB of heap (4 MiB × 50 %).
 	gcPercent = 50
 	// shimProcs is how many threads of a shim run Go code at once.
-	shimProcs = 2
+	shimProcs = 1
 	// trimAfter is how much must have been allocated for a trim to be worth it.
 	trimAfter = 2 << 20
 	// trimQuiet is the most that a shim allocates between two looks while it idles.

@@ -276,14 +276,24 @@ func TestShimKilled(t *testing.T) {
 	}
 }
 
-// A shim that is told to end by the machine ends its process in order.
+// A shim that is told to end by the machine ends its process in order, and goes.
 func TestTermOfTheShim(t *testing.T) {
 	t.Parallel()
 	p := newProc(t, sh(`trap 'exit 6' TERM; echo ready; while :; do sleep 0.05; done`)).start()
 	p.says("ready")
 	id, _ := readIdentity(p.dir)
 	check(t, unix.Kill(id.PID, unix.SIGTERM))
-	p.wantExit(p.quiescent(), api.ExitExited, 6, "")
+	for alive := true; alive; {
+		var err error
+		alive, err = Find(p.dir)
+		check(t, err)
+	}
+	st, err := ReadExit(p.dir)
+	check(t, err)
+	p.wantExit(st, api.ExitExited, 6, "")
+	if st.Proof == nil {
+		t.Errorf("no proof: %+v", st)
+	}
 }
 
 func TestSignals(t *testing.T) {

@@ -39,7 +39,7 @@ func TestClosedOutputs(t *testing.T) {
 	t.Parallel()
 	p := newProc(t, sh(`echo last; exec >&- 2>&-; read x; exit 8`), with(stdin)).start()
 	st := p.until(-1, "the end of the log", func(st wire.ProcState) bool { return st.Log.EOF })
-	if st.Phase != wire.PhaseRunning || st.Exit != nil {
+	if st.Phase == wire.PhaseStopping || st.Exit != nil {
 		t.Fatalf("%+v", st)
 	}
 	if _, err := p.client.WriteStdin(p.ctx(), 0, []byte("go\n"), true); err != nil {
