@@ -91,6 +91,25 @@ func readSpec(dir string) (wire.ProcSpec, []byte, error) {
 	return spec, text, err
 }
 
+// writeKeep writes what the shim is told. Unlike shim.WriteConfig it does not
+// wait for the disk: after a power cut a process that was not tried is prepared
+// anew, and one that was tried cannot be running, whatever this file says.
+func writeKeep(dir string, cfg shim.Config) error {
+	b, err := json.Marshal(cfg)
+	if err != nil {
+		return errdefs.Wrap(err, errdefs.Internal, "%s could not be encoded", keepFile)
+	}
+	path := filepath.Join(dir, keepFile)
+	err = os.WriteFile(path+".tmp", b, 0o600)
+	if err == nil {
+		err = os.Rename(path+".tmp", path)
+	}
+	if err != nil {
+		return diskError(err, "write %s", keepFile)
+	}
+	return nil
+}
+
 // readKeep reads back what a shim was told; for settling a process whose shim died.
 func readKeep(dir string) (shim.Config, error) {
 	var cfg shim.Config

@@ -2,6 +2,7 @@ package host
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -272,10 +273,13 @@ func (g *registry) prepare(ctx context.Context, spec wire.ProcSpec, dir string) 
 		return diskError(err, "make a bundle")
 	}
 	launch, err := g.boxes.Bundle(ctx, spec, bundle)
+	if _, known := errors.AsType[*errdefs.Error](err); err != nil && !known {
+		return diskError(err, "make a bundle") // what is left is the system's own word
+	}
 	if err != nil {
 		return err
 	}
-	return shim.WriteConfig(dir, shim.Config{
+	return writeKeep(dir, shim.Config{
 		Spec: spec, Runtime: g.runtime.Path, RuntimeRoot: g.rt, Container: launch.Container,
 		Bundle: bundle, Cgroup: launch.Cgroup, CgroupRoot: g.cgroups, LeaseFile: g.lease,
 	})

@@ -151,9 +151,9 @@ func (p *proc) sweep(ctx context.Context, keep shim.Config) {
 	}
 }
 
-// killRuntimes ends every process that runs the runtime for this container: its
-// arguments begin with the runtime's path or name and hold both the runtime's
-// root and the container's id, which nobody else's do.
+// killRuntimes ends every process that runs the runtime for this container: it
+// is the runtime by name, or a script of that name, and its arguments hold both
+// the runtime's root and the container's id, which nobody else's do.
 func killRuntimes(keep shim.Config) error {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -206,7 +206,8 @@ func runs(pid int, keep shim.Config) bool {
 		return false
 	}
 	args := bytes.Split(bytes.TrimSuffix(b, []byte{0}), []byte{0})
-	if filepath.Base(string(args[0])) != filepath.Base(keep.Runtime) {
+	name := filepath.Base(keep.Runtime)
+	if filepath.Base(string(args[0])) != name && (len(args) < 2 || filepath.Base(string(args[1])) != name) {
 		return false
 	}
 	var root, id bool

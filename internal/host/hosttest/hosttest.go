@@ -4,10 +4,13 @@
 package hosttest
 
 import (
+	"archive/tar"
+	"bytes"
 	"context"
 	"crypto/rand"
 	"flag"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"os"
@@ -86,6 +89,9 @@ type Host struct {
 	Exe          string
 	CgroupParent string
 	Generation   int64
+	// Runtime is the OCI runtime, by name or path; empty finds one. It may be
+	// changed before a Start.
+	Runtime string
 
 	t      testing.TB
 	cmd    *exec.Cmd
@@ -124,7 +130,7 @@ func (h *Host) Start() {
 		h.t.Fatal(err)
 	}
 	defer log.Close()
-	h.cmd = exec.Command(h.Exe, "serve", "--dir", h.Dir, "--cgroup-parent", h.CgroupParent)
+	h.cmd = exec.Command(h.Exe, "serve", "--dir", h.Dir, "--cgroup-parent", h.CgroupParent, "--runtime", h.Runtime)
 	h.cmd.Stdout, h.cmd.Stderr = log, log
 	h.cmd.Env = []string{"PATH=" + os.Getenv("PATH")}
 	h.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
@@ -261,6 +267,27 @@ func (h *Host) Output(id string) (stdout, stderr []byte) {
 			return stdout, stderr
 		}
 	}
+}
+
+// File returns the content of a file in a box; nil if it is not there.
+func (h *Host) File(box, path string) []byte {
+	h.t.Helper()
+	var b bytes.Buffer
+	if err := h.Client().GetFiles(context.Background(), box, path, &b); err != nil {
+		if errdefs.Is(err, errdefs.NotFound) {
+			return nil
+		}
+		h.t.Fatalf("file %s: %v", path, err)
+	}
+	tr := tar.NewReader(&b)
+	if _, err := tr.Next(); err != nil {
+		h.t.Fatalf("file %s: %v", path, err)
+	}
+	content, err := io.ReadAll(tr)
+	if err != nil {
+		h.t.Fatalf("file %s: %v", path, err)
+	}
+	return content
 }
 
 // Programs returns the processes of this machine whose command line names the
