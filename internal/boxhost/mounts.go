@@ -58,7 +58,7 @@ func (m *Manager) openSource(source string) (*os.File, error) {
 		return nil, errdefs.New(errdefs.Invalid, "the mount source %q must be an absolute, clean path", clip(source))
 	}
 	denied := errdefs.New(errdefs.Denied, "the operator has not allowed to mount %q", clip(source)).
-		WithNext("ask the operator to allow the directory (--allow-mount), or copy the files into the box")
+		WithNext("ask the operator to allow the directory (setting host.allow_mounts of the server), or copy the files into the box")
 	for _, a := range m.allowed {
 		rest, ok := below(source, a.name)
 		if !ok {

@@ -60,7 +60,7 @@ func fsReason(err error) error {
 // pages collects every page of a list, up to a bound that protects the terminal.
 func pages[T any](ctx context.Context, id func(T) string, fetch func(context.Context, client.Page) (client.List[T], error)) ([]T, error) {
 	const most = 10000
-	var all []T
+	all := []T{}
 	page := client.Page{Limit: 500}
 	for {
 		l, err := fetch(ctx, page)

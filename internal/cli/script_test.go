@@ -71,9 +71,13 @@ func serverCmd(ts *testscript.TestScript, neg bool, args []string) {
 	}
 	switch args[0] {
 	case "start":
-		if s.server == nil {
+		if s.server == nil || len(args) > 1 {
+			cfg := serverproc.Config{Exe: filepath.Join(s.bin, "stockade"), StateDir: s.state, Args: args[1:]}
+			if s.server != nil {
+				cfg.Listen = strings.TrimPrefix(s.server.URL(), "http://")
+			}
 			var err error
-			s.server, err = serverproc.New(serverproc.Config{Exe: filepath.Join(s.bin, "stockade"), StateDir: s.state, Args: args[1:]})
+			s.server, err = serverproc.New(cfg)
 			ts.Check(err)
 		}
 		ts.Check(s.server.Start(ctx))
