@@ -78,8 +78,10 @@ func (w *whole) ok(err error) {
 func (w *whole) start() {
 	w.t.Helper()
 	ctx := context.Background()
-	ledger, err := sqlite.Open(ctx, sqlite.Config{Path: filepath.Join(w.dir, "ledger.db")})
+	db, err := sqlite.Open(ctx, sqlite.Config{Path: filepath.Join(w.dir, "ledger.db")})
 	w.ok(err)
+	counters := metrics.New("test")
+	ledger := counters.Ledger(db)
 	tenants := tenant.New(tenant.Config{Store: ledger})
 	w.ok(tenants.Bootstrap(ctx, w.dir, time.Now()))
 	signer, err := secret.OpenSigner(filepath.Join(w.dir, "receipt.key"))
@@ -88,7 +90,7 @@ func (w *whole) start() {
 	w.ok(err)
 	boxes, err := box.New(box.Config{Store: ledger, Target: "local", Hosts: func(target string) (box.Host, error) { return b.Host(target) }})
 	w.ok(err)
-	h, err := httpapi.New(httpapi.Config{Broker: b, Boxes: boxes, Tenants: tenants, Metrics: metrics.New("test"), Version: "test"})
+	h, err := httpapi.New(httpapi.Config{Broker: b, Boxes: boxes, Tenants: tenants, Metrics: counters, Version: "test"})
 	w.ok(err)
 	w.ok(b.Start(ctx))
 	w.ok(boxes.Start(ctx))
@@ -203,8 +205,11 @@ func TestOneRunFromEndToEnd(t *testing.T) {
 	}
 	text, err := w.admin.Metrics(ctx)
 	w.ok(err)
-	if !strings.Contains(string(text), `stockade_target_up{target="local"} 1`) || !strings.Contains(string(text), `stockade_opens_total{outcome="repeated"} 1`) {
-		t.Errorf("%s", text)
+	for _, line := range []string{`stockade_target_up{target="local"} 1`, `stockade_opens_total{outcome="repeated"} 1`,
+		`stockade_closes_total{outcome="quiescent"} 1`, `stockade_stdin_bytes_total 5`, `stockade_processes{state="running"} 0`} {
+		if !strings.Contains(string(text), "\n"+line+"\n") {
+			t.Errorf("the metrics do not show %s", line)
+		}
 	}
 
 	fin, err := w.tenant.FinishRun(ctx, run.ID, client.FinishRequest{})
