@@ -37,6 +37,7 @@ var Floors = []Floor{
 	{"rules", []Room{
 		{"internal/wire", true, "host API shapes, log frames"},
 		{"internal/authz", true, "who may do what"},
+		{"internal/relaywire", true, "coding-relay-v1: frames, limits, codes"},
 	}},
 	{"life", []Room{
 		{"internal/process", true, "the life of one process: Step and KeepStep"},
@@ -65,6 +66,7 @@ var Floors = []Floor{
 	{"links", []Room{
 		{"internal/host", false, "the host program and its client"},
 		{"internal/gateway", false, "what a run may reach"},
+		{"internal/relay", false, "the hub of coding-relay-v1 and its fences"},
 		{"internal/metrics", false, "counters and histograms"},
 	}},
 	{"drivers", []Room{
