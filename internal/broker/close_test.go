@@ -208,8 +208,6 @@ func TestServerDiesWhileClosing(t *testing.T) {
 		_, err := r.b.Write(r.ctx, r.run, p.Handle, 0, []byte("x"), false)
 		r.code(err, errdefs.Cancelling)
 		r.code(r.b.Signal(r.ctx, r.run, p.Handle, "SIGINT"), errdefs.Cancelling)
-		_, err = r.b.Open(r.ctx, r.run, request("two", "true"))
-		r.code(err, errdefs.Cancelling)
 		r.host.set(func() { r.host.fault = nil })
 		r.restart()
 		wg.Wait()

@@ -315,8 +315,9 @@ type Store interface {
 	// than never_started that box and target are the run's (invalid), that the
 	// target is enabled (conflict), that no fence stands on the box or the whole
 	// target (fenced, with the fence's id as detail "fence"), that no process of
-	// the box is in state closing without being quiescent (cancelling), and the
-	// capacity, which counts live processes (exhausted). It touches the box and
+	// another run in the box is in state closing without being quiescent
+	// (cancelling: two runs must not overlap in one workspace; within a run the
+	// caller knows what it closes), and the capacity, which counts live processes (exhausted). It touches the box and
 	// sets Version to 1.
 	CreateProcess(ctx context.Context, p Process, c Capacity, a AuditEvent) (proc Process, created bool, err error)
 	// SaveProcess replaces the record with p if the recorded version is

@@ -141,10 +141,10 @@ func (t *tx) mayStart(p *store.Process, c store.Capacity) error {
 	if !errors.Is(err, sql.ErrNoRows) {
 		return err
 	}
-	closing, err := queryOne(ctx, t, scanText, `SELECT handle FROM processes WHERE workspace = ? AND box = ?
-		AND state = 'closing' AND cleanup <> 'quiescent' LIMIT 1`, p.Workspace, p.Box)
+	closing, err := queryOne(ctx, t, scanText, `SELECT handle FROM processes WHERE workspace = ? AND box = ? AND run <> ?
+		AND state = 'closing' AND cleanup <> 'quiescent' LIMIT 1`, p.Workspace, p.Box, p.Run)
 	if err == nil {
-		return errdefs.New(errdefs.Cancelling, "the process %s in the box %s is being stopped and its end is not proven yet", closing, p.Box).
+		return errdefs.New(errdefs.Cancelling, "the process %s of another run in the box %s is being stopped and its end is not proven yet", closing, p.Box).
 			WithNext("try again when it is closed").With("handle", closing)
 	}
 	if !errors.Is(err, sql.ErrNoRows) {

@@ -83,7 +83,7 @@ func (m *Memory) mayStart(p *store.Process, c store.Capacity) error {
 		return count(m.processes, func(o *store.Process) bool { return o.Live() && is(o) })
 	}
 	for _, o := range m.processes {
-		if o.Workspace == p.Workspace && o.Box == p.Box && o.State == api.StateClosing && o.Cleanup != api.CleanupQuiescent {
+		if o.Workspace == p.Workspace && o.Box == p.Box && o.Run != p.Run && o.State == api.StateClosing && o.Cleanup != api.CleanupQuiescent {
 			return errdefs.New(errdefs.Cancelling, "the process %s of the box is being stopped", o.Handle).With("handle", o.Handle)
 		}
 	}

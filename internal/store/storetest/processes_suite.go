@@ -121,12 +121,15 @@ func testProcessRefusals(w *world) {
 
 	first.State = api.StateClosing
 	first = w.save(first, store.Change{})
-	e := w.code(try(same), errdefs.Cancelling)
+	next := w.run(sc.box)
+	elsewhere := func(p *store.Process) { p.Run = next.ID }
+	e := w.code(try(elsewhere), errdefs.Cancelling)
 	w.is(e.Detail["handle"], first.Handle)
 	other := w.run(w.box("w", "t"))
 	w.process(other) // another box is not concerned
 	first.Cleanup = api.CleanupQuiescent
 	w.save(first, store.Change{})
+	w.ok(try(elsewhere))
 	w.ok(try(same))
 
 	for _, state := range []api.RunState{api.RunFinishing, api.RunFinished} {
@@ -138,7 +141,7 @@ func testProcessRefusals(w *world) {
 	// What was refused left nothing behind.
 	list, err := w.s.Processes(w.ctx, all, store.ProcessFilter{Box: sc.box.ID, Page: store.Page{Limit: 100}})
 	w.ok(err)
-	w.is(len(list), 2)
+	w.is(len(list), 3)
 }
 
 func testProcessTombstone(w *world) {
