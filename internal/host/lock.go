@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -16,6 +17,13 @@ const lockFile = "lock"
 // directory (EX_TEMPFAIL of sysexits.h).
 const ExitBusy = 75
 
+// A killed host program's lock may outlive it for a moment, in a child that was
+// forked and had not executed the shim or the runtime yet.
+const (
+	lockPatience = 2 * time.Second
+	lockPause    = 5 * time.Millisecond
+)
+
 // lockDir takes the host's directory for this process, until the file is closed
 // or the process ends. It is an open-file-description lock (fcntl_locking(2))
 // because [Locked] can ask for one without taking it.
@@ -25,7 +33,13 @@ func lockDir(dir string) (*os.File, error) {
 		return nil, diskError(err, "open its lock")
 	}
 	lk := unix.Flock_t{Type: unix.F_WRLCK}
-	if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &lk); err != nil {
+	for end := time.Now().Add(lockPatience); ; time.Sleep(lockPause) {
+		err = unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &lk)
+		if err == nil || time.Now().After(end) {
+			break
+		}
+	}
+	if err != nil {
 		f.Close()
 		if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EACCES) {
 			return nil, errdefs.New(errdefs.Conflict, "another host program works in %s", dir).
