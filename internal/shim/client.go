@@ -207,14 +207,21 @@ func (c *Client) lost(err error) error {
 
 // bury reaps the dead shim of a directory if it was a child of this process. A
 // shim is started by a host program and outlives it; as long as that lives it is
-// the one that must take note of the death.
+// the one that must take note of the death. The shim's lock must be free: then it
+// is at least about to end.
 func bury(dir string) {
 	id, ok := readIdentity(dir)
 	if !ok {
 		return
 	}
-	if start, err := startTime(id.PID); err != nil || start != id.Start {
-		return
+	for range 100 {
+		if start, err := startTime(id.PID); err != nil || start != id.Start {
+			return
+		}
+		pid, err := syscall.Wait4(id.PID, nil, syscall.WNOHANG, nil)
+		if err != syscall.EINTR && (err != nil || pid != 0) {
+			return
+		}
+		time.Sleep(time.Millisecond)
 	}
-	_, _ = syscall.Wait4(id.PID, nil, syscall.WNOHANG, nil)
 }

@@ -29,6 +29,22 @@ func writeDurable(dir, name string, content []byte) error {
 	return nil
 }
 
+// writeAtomic replaces dir/name as one step that readers see whole; it may be lost
+// in a power cut.
+func writeAtomic(dir, name string, content []byte) error {
+	path := filepath.Join(dir, name)
+	tmp := path + ".tmp"
+	err := os.WriteFile(tmp, content, 0o600)
+	if err == nil {
+		err = os.Rename(tmp, path)
+	}
+	if err != nil {
+		os.Remove(tmp)
+		return diskError(err, "write %s", name)
+	}
+	return nil
+}
+
 func writeSynced(path string, content []byte) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {

@@ -185,9 +185,12 @@ func (p *proc) cleanup(base string) {
 		}
 	}
 	p.client.CloseIdle()
+	said, _ := os.ReadFile(filepath.Join(p.dir, logFile))
+	if bytes.Contains(said, []byte("DATA RACE")) || bytes.Contains(said, []byte("panic")) {
+		p.t.Error("the shim had a race or panicked")
+	}
 	if p.t.Failed() {
-		b, _ := os.ReadFile(filepath.Join(p.dir, logFile))
-		p.t.Logf("shim.log: %s", b)
+		p.t.Logf("shim.log: %s", said)
 	}
 	if left, _ := os.ReadDir(p.cfg.RuntimeRoot); len(left) > 0 {
 		p.t.Errorf("the runtime still knows %v", left)

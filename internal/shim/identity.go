@@ -65,12 +65,14 @@ func self() (identity, error) {
 	return identity{PID: os.Getpid(), Start: start, BootID: boot}, nil
 }
 
+// writeIdentity writes shim.json. It is not synced, because it says nothing after
+// the boot it was written in.
 func writeIdentity(dir string, id identity) error {
 	b, err := json.Marshal(id)
 	if err != nil {
 		return errdefs.Wrap(err, errdefs.Internal, "encode %s", identityFile)
 	}
-	return writeDurable(dir, identityFile, b)
+	return writeAtomic(dir, identityFile, b)
 }
 
 // readIdentity reads shim.json; false if it is not there, damaged or of another
