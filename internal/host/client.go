@@ -14,6 +14,7 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -59,28 +60,32 @@ func Refused(err error) bool {
 // following Log.
 type Client struct {
 	http       *http.Client
-	transport  *http.Transport
+	streams    *http.Client // a connection for each: a stream cannot be sent twice
 	generation string
+	frames     *sync.Pool // large buffers of the readers of its logs
 }
 
 // NewClient makes a client that opens its connections with dial and sends
 // generation on every request. Generation 0 sends none, which a host allows
 // only for Info. Idle connections are pooled; call CloseIdle to drop them.
 func NewClient(dial func(context.Context) (net.Conn, error), generation int64) *Client {
-	transport := &http.Transport{
-		DialContext:            func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) },
-		MaxIdleConns:           64,
-		MaxIdleConnsPerHost:    64,
-		IdleConnTimeout:        90 * time.Second,
-		MaxResponseHeaderBytes: 64 << 10,
-		DisableCompression:     true,
-		// A host that knows at once that it will not take a stream says so before it is sent.
-		ExpectContinueTimeout: 5 * time.Second,
+	connect := func(keep bool) *http.Client {
+		return &http.Client{
+			Transport: &http.Transport{
+				DialContext:            func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) },
+				DisableKeepAlives:      !keep,
+				MaxIdleConns:           64,
+				MaxIdleConnsPerHost:    64,
+				IdleConnTimeout:        90 * time.Second,
+				MaxResponseHeaderBytes: 64 << 10,
+				DisableCompression:     true,
+				// A host that knows at once that it will not take a stream says so before it is sent.
+				ExpectContinueTimeout: 5 * time.Second,
+			},
+			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+		}
 	}
-	c := &Client{transport: transport, http: &http.Client{
-		Transport:     transport,
-		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-	}}
+	c := &Client{http: connect(true), streams: connect(false), frames: newFrameBuffers()}
 	if generation > 0 {
 		c.generation = strconv.FormatInt(generation, 10)
 	}
@@ -88,7 +93,7 @@ func NewClient(dial func(context.Context) (net.Conn, error), generation int64) *
 }
 
 // CloseIdle closes the pooled connections. The client may be used on.
-func (c *Client) CloseIdle() { c.transport.CloseIdleConnections() }
+func (c *Client) CloseIdle() { c.http.CloseIdleConnections() }
 
 // call is one request.
 type call struct {
@@ -149,7 +154,11 @@ func (c *Client) do(ctx context.Context, k call) (*http.Response, error) {
 	if err != nil {
 		return nil, err
 	}
-	resp, err := c.http.Do(r)
+	via := c.http
+	if k.stream != nil {
+		via = c.streams
+	}
+	resp, err := via.Do(r)
 	if err != nil {
 		return nil, broken(err, k.method, sent.Load())
 	}

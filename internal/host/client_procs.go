@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/url"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/stockade-run/stockade/internal/api"
@@ -145,14 +146,17 @@ func (c *Client) Log(ctx context.Context, id string, q LogQuery) (io.ReadCloser,
 		cancel()
 		return nil, unreadable(nil, "GET", "a log of an unknown type")
 	}
-	return &logBody{resp.Body, cancel}, nil
+	return &logBody{resp.Body, cancel, c.frames}, nil
 }
 
 // logBody ends the request with the body.
 type logBody struct {
 	io.ReadCloser
 	cancel context.CancelFunc
+	frames *sync.Pool
 }
+
+func (b *logBody) frameBuffers() *sync.Pool { return b.frames }
 
 func (b *logBody) Close() error {
 	b.cancel()

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"iter"
+	"sync"
 
 	"github.com/stockade-run/stockade/internal/api"
 	"github.com/stockade-run/stockade/internal/errdefs"
@@ -14,9 +15,21 @@ import (
 // maxNote bounds the JSON payload of a gap or status frame.
 const maxNote = 64 << 10
 
-// frameBuffer is what a FrameReader reads into: it holds the largest frame and
-// lets small ones be handed on together.
-const frameBuffer = wire.MaxPayload + wire.HeaderSize
+// A FrameReader waits with a small buffer, because most logs say little and many
+// are attached at once. When a frame does not fit it takes a large one, which
+// holds the largest frame and lets several be handed on together.
+const (
+	smallFrames = 16 << 10
+	largeFrames = wire.MaxPayload + wire.HeaderSize
+)
+
+// newFrameBuffers is a pool of *[largeFrames]byte for the readers of one client.
+func newFrameBuffers() *sync.Pool {
+	return &sync.Pool{New: func() any { return new([largeFrames]byte) }}
+}
+
+// pooled is a source that lends large buffers: what Client.Log returns.
+type pooled interface{ frameBuffers() *sync.Pool }
 
 // Batch is what one call of [FrameReader.Next] found: exactly one of Frames, Gap
 // and Status is set.
@@ -36,7 +49,10 @@ type Batch struct {
 // It is for one goroutine.
 type FrameReader struct {
 	src        io.Reader
-	buf        []byte // grows up to frameBuffer
+	pool       *sync.Pool // of large buffers; nil: one is made and kept
+	small      []byte
+	large      *[largeFrames]byte
+	buf        []byte // small or large
 	start, end int    // unread bytes of buf
 	next       int64  // cursor the next frame must have
 	offsets    [3]int64
@@ -47,6 +63,9 @@ type FrameReader struct {
 // NewFrameReader reads frames from src, the answer to a query with this cursor.
 func NewFrameReader(src io.Reader, cursor int64) *FrameReader {
 	r := &FrameReader{src: src, next: cursor}
+	if p, ok := src.(pooled); ok {
+		r.pool = p.frameBuffers()
+	}
 	r.forgetOffsets()
 	return r
 }
@@ -135,18 +154,15 @@ func (r *FrameReader) fill(n int) error {
 	if r.end-r.start >= n {
 		return nil
 	}
+	if r.start == r.end {
+		r.shrink()
+	}
 	if r.start > 0 {
 		copy(r.buf, r.buf[r.start:r.end])
 		r.end, r.start = r.end-r.start, 0
 	}
-	// Small answers stay in a small buffer; a full one grows at once.
-	if size := max(n, 16<<10); size > len(r.buf) {
-		if size > 16<<10 {
-			size = frameBuffer
-		}
-		grown := make([]byte, size)
-		copy(grown, r.buf[:r.end])
-		r.buf = grown
+	if n > len(r.buf) {
+		r.grow()
 	}
 	for idle := 0; r.end < n; {
 		m, err := r.src.Read(r.buf[r.end:])
@@ -168,6 +184,30 @@ func (r *FrameReader) fill(n int) error {
 		}
 	}
 	return nil
+}
+
+// shrink goes back to the small buffer, when nothing is unread.
+func (r *FrameReader) shrink() {
+	r.start, r.end = 0, 0
+	if r.small == nil {
+		r.small = make([]byte, smallFrames)
+		r.buf = r.small
+	}
+	if r.large != nil && r.pool != nil {
+		r.pool.Put(r.large)
+		r.large, r.buf = nil, r.small
+	}
+}
+
+// grow takes what is unread along to a large buffer.
+func (r *FrameReader) grow() {
+	if r.pool != nil {
+		r.large = r.pool.Get().(*[largeFrames]byte)
+	} else {
+		r.large = new([largeFrames]byte)
+	}
+	copy(r.large[:], r.buf[:r.end])
+	r.buf = r.large[:]
 }
 
 // output checks an output frame against what came before it.

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"strings"
+	"sync"
 	"testing"
 	"testing/iotest"
 
@@ -156,6 +158,50 @@ func TestFrameReaderLosesNothing(t *testing.T) {
 			}
 		}
 	})
+}
+
+// lender is a source with a pool, as Client.Log returns one.
+type lender struct {
+	io.Reader
+	pool *sync.Pool
+}
+
+func (l lender) frameBuffers() *sync.Pool { return l.pool }
+
+// A reader that waits holds no large buffer, whatever it has read before.
+func TestFrameReaderWaitsInASmallBuffer(t *testing.T) {
+	t.Parallel()
+	big := strings.Repeat("x", 300_000)
+	var b []byte
+	for i := range int64(8) {
+		b = output(b, wire.KindStdout, i*300_001, i*300_001, big)
+		b = output(b, wire.KindStdout, i*300_001+300_000, i*300_001+300_000, "y")
+	}
+	pr, pw := io.Pipe()
+	r := NewFrameReader(lender{pr, newFrameBuffers()}, 0)
+	go func() {
+		_, _ = pw.Write(b)
+		pw.CloseWithError(io.ErrUnexpectedEOF)
+	}()
+	n := 0
+	for {
+		batch, err := r.Next()
+		if err != nil {
+			break
+		}
+		for _, p := range Frames(batch.Frames) {
+			n += len(p)
+			if p[0] != 'x' && p[0] != 'y' || p[len(p)-1] != p[0] {
+				t.Fatal("wrong bytes")
+			}
+		}
+	}
+	if n != 8*300_001 {
+		t.Errorf("%d bytes", n)
+	}
+	if r.large != nil || len(r.buf) != smallFrames {
+		t.Errorf("it waited with %d bytes", len(r.buf))
+	}
 }
 
 func FuzzFrameReader(f *testing.F) {

@@ -9,11 +9,13 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/stockade-run/stockade/internal/boxhost"
+	"github.com/stockade-run/stockade/internal/cgroup"
 	"github.com/stockade-run/stockade/internal/errdefs"
 	"github.com/stockade-run/stockade/internal/ident"
 	"github.com/stockade-run/stockade/internal/oci"
@@ -58,7 +60,8 @@ type Config struct {
 	// CgroupParent is the control group under which the host makes its own,
 	// STOCKADE/HOST; "" is "/stockade".
 	CgroupParent string
-	// Problems are features this machine lacks, by name, for HostInfo.
+	// Problems are features this machine lacks, by name, for HostInfo. Missing
+	// controllers of control groups are added by the host itself.
 	Problems []string
 	// Logger may be nil.
 	Logger *slog.Logger
@@ -140,8 +143,13 @@ func open(ctx context.Context, cfg Config) (*server, error) {
 	s.lease.open(filepath.Join(cfg.Dir, leaseFile), boot)
 	s.info = wire.HostInfo{
 		HostID: id, BootID: boot, Protocol: wire.Protocol, Version: cfg.Version, Digest: cfg.Digest,
-		Runtime: runtime.String(), Started: time.Now().UTC(), Problems: cfg.Problems,
+		Runtime: runtime.String(), Started: time.Now().UTC(), Problems: slices.Clone(cfg.Problems),
 	}
+	mode, err := cgroup.Detect(cfg.CgroupRoot)
+	if err != nil {
+		return nil, err
+	}
+	s.info.Problems = append(s.info.Problems, mode.Missing...)
 	if s.gate, err = openGate(ctx, cfg.Dir); err != nil {
 		return nil, err
 	}
