@@ -69,11 +69,13 @@ func Run(ctx context.Context, o Options) (err error) {
 	}
 	defer state.close()
 
-	ledger, err := sqlite.Open(ctx, sqlite.Config{Path: state.file("ledger.db"), Logger: log})
+	db, err := sqlite.Open(ctx, sqlite.Config{Path: state.file("ledger.db"), Version: o.Version, Logger: log})
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, ledger.Close()) }()
+	defer func() { err = errors.Join(err, db.Close()) }()
+	counters := metrics.New(o.Version)
+	ledger := counters.Ledger(db)
 	tenants := tenant.New(tenant.Config{Store: ledger, Logger: log})
 	if err := tenants.Bootstrap(ctx, state.path, time.Now()); err != nil {
 		return err
@@ -91,7 +93,6 @@ func Run(ctx context.Context, o Options) (err error) {
 		return err
 	}
 
-	counters := metrics.New(o.Version)
 	brk, err := broker.New(broker.Config{
 		Store: ledger, Signer: signer, Gateway: gatewayAdapter{gw}, Logger: log, Limits: brokerLimits(o.Config),
 		Targets: []broker.TargetConfig{{Name: localTarget, Driver: local, MaxBoxes: o.Config.Box.MaxPerTarget}},
