@@ -17,6 +17,8 @@
 //	log/        the spool
 //	exit.json   the durable exit record
 //	shim.log    what the shim had to complain about
+//	init.pid    what the runtime said of the container's init
+//	runtime.log what the runtime had to complain about
 //
 // Inside a shim one goroutine, the keeper, owns the state. What happens comes to
 // it as events; process.KeepStep answers with the new state and effects, which
