@@ -93,6 +93,9 @@ func TestClientSaysWhatIsKnownAboutAFailure(t *testing.T) {
 			if name == "not JSON" && what == "once" {
 				continue // its answer has no body to read
 			}
+			if name == "hangs up at once" && errdefs.Is(err, errdefs.Unavailable) {
+				continue // it was faster than the request: certainly not carried out
+			}
 			if !errdefs.Is(err, want) || errors.Is(err, ErrAnswered) != c.answered {
 				t.Errorf("%s, %s: %v (%s), want %s", name, what, err, errdefs.CodeOf(err), want)
 			}
