@@ -29,11 +29,11 @@ func (s *story) cleanup(ctx context.Context) error {
 			errs = append(errs, err)
 		}
 	}
-	if s.server != nil && s.server.cmd == nil && s.box.ID != "" { // killed, not started again
+	if s.server != nil && s.server.PID() == 0 && s.box.ID != "" { // killed, not started again
 		s.say.step("Starting the server again, to clean up")
-		try(s.server.start(ctx))
+		try(s.server.Start(ctx))
 	}
-	if s.server != nil && s.server.cmd != nil {
+	if s.server != nil && s.server.PID() != 0 {
 		if s.run.ID != "" {
 			s.say.step("Finishing the run: its rights end first, then its processes")
 			try(s.finish(ctx))
@@ -43,7 +43,7 @@ func (s *story) cleanup(ctx context.Context) error {
 			try(s.tenant.RemoveBox(ctx, s.box.ID))
 		}
 		s.say.step("Stopping the server and its host program")
-		try(s.server.stop(ctx))
+		try(s.server.Stop(ctx))
 	}
 	if s.tenant != nil {
 		s.tenant.CloseIdle()

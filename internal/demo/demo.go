@@ -18,6 +18,7 @@ import (
 
 	"github.com/stockade-run/stockade/client"
 	"github.com/stockade-run/stockade/internal/errdefs"
+	"github.com/stockade-run/stockade/internal/serverproc"
 	"github.com/stockade-run/stockade/internal/testmodel"
 )
 
@@ -69,7 +70,7 @@ type story struct {
 	dir     string // state directory
 	toolArg string // the server's --host-tools
 	model   *modelSource
-	server  *serverProcess
+	server  *serverproc.Server
 	tenant  *client.Client // with the key of the workspace
 	host    string         // id of the host program
 	box     client.Box
@@ -191,14 +192,14 @@ func (s *story) open(ctx context.Context) error {
 		s.say.note("%s", s.model.what)
 	}
 	var err error
-	if s.server, err = newServerProcess(s); err != nil {
+	if s.server, err = newServer(s); err != nil {
 		return err
 	}
-	if err := s.server.start(ctx); err != nil {
+	if err := s.server.Start(ctx); err != nil {
 		return err
 	}
-	s.say.note("it answers at %s (pid %d)", s.server.url, s.server.pid())
-	if s.tenant, err = client.New(client.Config{URL: s.server.url, KeyFile: filepath.Join(s.dir, "default.key"), UserAgent: "stockade-demo"}); err != nil {
+	s.say.note("it answers at %s (pid %d)", s.server.URL(), s.server.PID())
+	if s.tenant, err = client.New(client.Config{URL: s.server.URL(), KeyFile: filepath.Join(s.dir, "default.key"), UserAgent: "stockade-demo"}); err != nil {
 		return err
 	}
 	s.say.step("Acquiring a box: a sandbox without a network, with its own files and limits")
@@ -236,7 +237,7 @@ func (s *story) open(ctx context.Context) error {
 
 // hostID asks, as the operator, which host program the box is on.
 func (s *story) hostID(ctx context.Context) (string, error) {
-	c, err := client.New(client.Config{URL: s.server.url, KeyFile: filepath.Join(s.dir, "admin.key"), UserAgent: "stockade-demo"})
+	c, err := client.New(client.Config{URL: s.server.URL(), KeyFile: filepath.Join(s.dir, "admin.key"), UserAgent: "stockade-demo"})
 	if err != nil {
 		return "", err
 	}

@@ -3,45 +3,18 @@ package demo
 import (
 	"bytes"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/stockade-run/stockade/internal/need"
 )
 
-// programs builds the three programs, once, as `make build` does.
-var programs = sync.OnceValues(func() (string, error) {
-	dir, err := os.MkdirTemp("", "stockade-demo-programs-")
-	if err != nil {
-		return "", err
-	}
-	cmd := exec.Command("go", "build", "-trimpath", "-o", dir+"/", "../../cmd/stockade", "../../cmd/stockade-host", "../../cmd/testagent")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		os.RemoveAll(dir)
-		return "", &buildError{err, out}
-	}
-	return dir, nil
-})
-
-type buildError struct {
-	err error
-	out []byte
-}
-
-func (e *buildError) Error() string { return e.err.Error() + "\n" + string(e.out) }
-
 // The whole demo, as a user sees it, with each agent, one after the other.
 func TestDemo(t *testing.T) {
 	need.Runc(t)
-	dir, err := programs()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
+	dir := t.TempDir()
+	need.Programs(t, dir)
 	for _, agent := range Agents() {
 		t.Run(agent, func(t *testing.T) {
 			if agent != agentTest {

@@ -117,9 +117,9 @@ func (s *story) drive(ctx context.Context, p *client.Process, f *follower, ev *e
 // crash kills the server and starts it again.
 func (s *story) crash(ctx context.Context, p *client.Process, f *follower) error {
 	_, before := f.read()
-	pid := s.server.pid()
+	pid := s.server.PID()
 	s.say.step("Half-way. Killing the server with SIGKILL (pid %d)", pid)
-	if err := s.server.kill(); err != nil {
+	if err := s.server.Kill(); err != nil {
 		return err
 	}
 	s.say.note("it is dead; nobody told the agent")
@@ -131,7 +131,7 @@ func (s *story) crash(ctx context.Context, p *client.Process, f *follower) error
 		return errdefs.Wrap(context.Cause(ctx), errdefs.Unavailable, "the demo was ended")
 	}
 	s.say.step("Starting it again on the same state directory")
-	if err := s.server.start(ctx); err != nil {
+	if err := s.server.Start(ctx); err != nil {
 		return err
 	}
 	info, err := s.settled(ctx, p, before)
@@ -144,7 +144,7 @@ func (s *story) crash(ctx context.Context, p *client.Process, f *follower) error
 	if !slices.Contains([]client.ProcessState{client.StateRunning, client.StateExited}, info.State) {
 		return errdefs.New(errdefs.Internal, "the process is %s after the restart", info.State)
 	}
-	s.say.proven("pid %d has taken over: same handle, state %s, read on at byte %d of %d", s.server.pid(), info.State, before, info.Log.Next)
+	s.say.proven("pid %d has taken over: same handle, state %s, read on at byte %d of %d", s.server.PID(), info.State, before, info.Log.Next)
 	if meanwhile := info.Log.Next - before; meanwhile > 0 {
 		s.say.note("%s of that were written while no server was there", size(meanwhile))
 	}
