@@ -12,6 +12,7 @@ want() { # program package
 want runc runc
 want gcc gcc # the race detector
 want busybox busybox-static
+want sqlite3 sqlite3
 want git git
 [ -e /etc/ssl/certs/ca-certificates.crt ] || need="$need ca-certificates"
 if [ "${1:-}" = agents ]; then

@@ -6,7 +6,9 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -27,10 +29,14 @@ type serverKey struct{}
 //	server start [FLAG…]   start it, or start it again on the same port
 //	server kill            SIGKILL
 //	server stop            SIGTERM; must end well
+//	make-image FORM PATH   layout or docker-save: an image around busybox
+//	host kill              SIGKILL the host program of the script's state directory
 //	await PATTERN CMD…     repeat a command until its output matches, for a minute
 //	json FILE PATH NAME    set $NAME to a value of a JSON file, by a path like items.0.handle
 func TestScripts(t *testing.T) {
 	need.Runc(t)
+	need.Tool(t, "sqlite3", "sqlite3")
+	busybox := need.Tool(t, "busybox", "busybox-static")
 	bin := t.TempDir()
 	need.Programs(t, bin)
 	testscript.Run(t, testscript.Params{
@@ -51,8 +57,11 @@ func TestScripts(t *testing.T) {
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"server": serverCmd,
+			"host":   hostCmd,
 			"json":   jsonCmd,
 			"await":  awaitCmd,
+
+			"make-image": makeImageCmd(busybox),
 		},
 	})
 }
@@ -87,6 +96,29 @@ func serverCmd(ts *testscript.TestScript, neg bool, args []string) {
 		ts.Check(s.server.Stop(ctx))
 	default:
 		ts.Fatalf("unknown: server %s", args[0])
+	}
+}
+
+func hostCmd(ts *testscript.TestScript, neg bool, args []string) {
+	if len(args) != 1 || args[0] != "kill" || neg {
+		ts.Fatalf("usage: host kill")
+	}
+	s := ts.Value(serverKey{}).(*scriptServer)
+	cmdlines, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	ts.Check(err)
+	killed := 0
+	for _, file := range cmdlines {
+		b, err := os.ReadFile(file)
+		if err != nil || !strings.Contains(string(b), "\x00serve\x00--dir\x00"+filepath.Join(s.state, "host")+"\x00") {
+			continue
+		}
+		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file)))
+		ts.Check(err)
+		ts.Check(syscall.Kill(pid, syscall.SIGKILL))
+		killed++
+	}
+	if killed != 1 {
+		ts.Fatalf("%d host programs were found, not one", killed)
 	}
 }
 
