@@ -15,12 +15,13 @@ import (
 )
 
 // Bounds of a command. One string is bounded by the kernel (MAX_ARG_STRLEN in
-// execve(2), 32 pages); the sum leaves room under its 2 MiB for both lists.
+// execve(2), 32 pages), the sum by the host: 1 MiB for arguments and environment
+// together, of which the base environment needs a little.
 const (
 	maxArgs     = 4096
 	maxArg      = 128 << 10
-	maxArgTotal = 1 << 20
-	maxEnvTotal = 512 << 10
+	maxArgTotal = 1<<20 - baseRoom
+	baseRoom    = 8 << 10
 	maxCwd      = 4096 // PATH_MAX
 	maxSize     = 4096 // rows and columns
 	minMemory   = 4 << 20
@@ -45,12 +46,16 @@ func checkOpen(req api.OpenRequest, l Limits) (api.OpenRequest, error) {
 	if err := checkEnv(req.Env); err != nil {
 		return req, err
 	}
-	total := 0
+	total := len(req.Cwd)
 	for name, value := range req.Env {
 		total += len(name) + len(value) + 2
 	}
-	if total > maxEnvTotal {
-		return req, errdefs.New(errdefs.Invalid, "env has %d bytes, the limit is %d", total, maxEnvTotal).With("limit", decimal(maxEnvTotal))
+	for _, a := range req.Argv {
+		total += len(a) + 1
+	}
+	if total > maxArgTotal {
+		return req, errdefs.New(errdefs.Invalid, "argv and env have %d bytes together, the limit is %d", total, maxArgTotal).
+			WithNext("put long values into a file or on standard input").With("limit", decimal(maxArgTotal))
 	}
 	if len(req.Env) == 0 {
 		req.Env = nil
@@ -70,7 +75,6 @@ func checkArgv(argv []string) error {
 	if len(argv) > maxArgs {
 		return errdefs.New(errdefs.Invalid, "argv has %d items, the limit is %d", len(argv), maxArgs).With("limit", decimal(maxArgs))
 	}
-	total := 0
 	for i, a := range argv {
 		if strings.IndexByte(a, 0) >= 0 {
 			return errdefs.New(errdefs.Invalid, "argv item %d holds a NUL byte, which no argument can", i)
@@ -79,11 +83,6 @@ func checkArgv(argv []string) error {
 			return errdefs.New(errdefs.Invalid, "argv item %d has %d bytes, the limit is %d", i, len(a), maxArg-1).
 				WithNext("put it into a file or on standard input").With("limit", decimal(maxArg-1))
 		}
-		total += len(a) + 1
-	}
-	if total > maxArgTotal {
-		return errdefs.New(errdefs.Invalid, "argv has %d bytes, the limit is %d", total, maxArgTotal).
-			WithNext("put long arguments into a file or on standard input").With("limit", decimal(maxArgTotal))
 	}
 	return nil
 }

@@ -22,7 +22,7 @@ func TestCheckOpenRefuses(t *testing.T) {
 		many["V"+decimal(int64(i))] = ""
 	}
 	big := map[string]string{}
-	for i := range 5 {
+	for i := range 9 {
 		big["B"+decimal(int64(i))] = strings.Repeat("x", maxEnvValue)
 	}
 	for name, change := range map[string]func(*api.OpenRequest){

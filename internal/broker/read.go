@@ -22,6 +22,10 @@ const defaultRead = 1 << 20
 // a reader who sees EOF sees the exit beside it.
 const endWait = 5 * time.Second
 
+// closedWait is the same for a process that has closed its outputs and has not
+// ended yet, as far as the host knows.
+const closedWait = time.Second
+
 // ReadQuery says which part of a log to read.
 type ReadQuery struct {
 	Cursor   string        // "" is the oldest kept byte
@@ -301,9 +305,17 @@ func (r *logReader) status(ctx context.Context, s wire.StatusFrame) (api.ReadRes
 	rec := r.rec
 	if r.o != nil {
 		v := r.o.view.Load()
-		if s.EOF && s.Phase == wire.PhaseEnded && v.err == nil && v.rec.Exit == nil && !v.final() {
-			r.o.post(func(in *inbox) { in.ask = true })
-			bounded, cancel := context.WithTimeout(ctx, endWait)
+		if s.EOF && v.err == nil && v.rec.Exit == nil && !v.final() {
+			wait := endWait
+			if s.Phase == wire.PhaseEnded {
+				r.o.post(func(in *inbox) { in.ask = true })
+			} else {
+				// Its outputs are closed: it is ending, or lives on without them.
+				if wait = closedWait; !r.q.follow {
+					wait = min(wait, r.q.wait)
+				}
+			}
+			bounded, cancel := context.WithTimeout(ctx, wait)
 			v, _ = r.o.wait(bounded, func(v *view) bool { return v.rec.Exit != nil })
 			cancel()
 		}
