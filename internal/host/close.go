@@ -2,6 +2,7 @@ package host
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/stockade-run/stockade/internal/errdefs"
@@ -52,6 +53,11 @@ func (s *server) closeProc(ctx context.Context, r *request) error {
 	return r.answer(st)
 }
 
+// closeAsk is how long one question of a close stays with the shim. A shim
+// serves few connections, so the wait for the end is not held there but shared
+// with everybody who follows the state; asking again is harmless.
+const closeAsk = time.Second
+
 // close returns when the process has ended with proof, when its keeper says why
 // it cannot prove that for now, or when ctx has ended.
 func (p *proc) close(ctx context.Context, req wire.Close) wire.ProcState {
@@ -62,22 +68,25 @@ func (p *proc) close(ctx context.Context, req wire.Close) wire.ProcState {
 	case p.poke <- struct{}{}: // an unproven end is looked at again at once
 	default:
 	}
-	ended := func() bool { return p.st.Phase == wire.PhaseEnded }
+	over := func() bool { return p.st.Phase == wire.PhaseEnded || p.st.Unproven != "" }
 	for !p.ended() && ctx.Err() == nil {
-		st, err := p.client.Close(ctx, req)
-		if err == nil && st.Phase != wire.PhaseEnded && ctx.Err() == nil {
-			return st
+		err := p.ask(ctx, closeAsk, func(ctx context.Context) error {
+			_, err := p.client.Close(ctx, req)
+			return err
+		})
+		wait := 5 * closeAsk
+		if err != nil && !errors.Is(err, context.DeadlineExceeded) {
+			// The shim died, which its owner settles, or was not up to it.
+			wait = closeAsk / 5
 		}
-		if err == nil {
+		short, cancel := context.WithTimeout(ctx, wait)
+		done := p.await(short, over) == nil
+		cancel()
+		if done {
 			break
 		}
-		// The shim died or was not up to it: the owner settles a dead one, and a
-		// living one is asked again.
-		short, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
-		_ = p.await(short, ended)
-		cancel()
 	}
-	if p.await(ctx, ended) != nil {
+	if !p.ended() {
 		return p.state()
 	}
 	// Ended without proof: the owner is trying; give it the time of one attempt.

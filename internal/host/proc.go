@@ -24,6 +24,7 @@ type proc struct {
 	client *shim.Client
 	// tombstone: it was forbidden to start and has no spec.
 	tombstone bool
+	calls     chan struct{} // holds a token for each question to the shim, see ask
 	owned     chan struct{} // closed when the owner has nothing more to do
 	poke      chan struct{} // capacity 1: the owner of an unproven process tries again at once
 
@@ -56,13 +57,36 @@ func (p *proc) refresh(ctx context.Context) wire.ProcState {
 	ask := p.up && p.st.Phase != wire.PhaseEnded
 	p.mu.Unlock()
 	if ask {
-		ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
-		defer cancel()
-		if st, err := p.client.State(ctx); err == nil {
-			p.carry(st)
-		}
+		_ = p.ask(ctx, refreshTime, func(ctx context.Context) error {
+			st, err := p.client.State(ctx)
+			if err == nil {
+				p.carry(st)
+			}
+			return err
+		})
 	}
 	return p.state()
+}
+
+// refreshTime bounds the wait for a shim's newest counters.
+const refreshTime = 2 * time.Second
+
+// maxCalls is how many questions a shim is asked at once, besides the owner's
+// and the log's long polls. It serves 64 connections.
+const maxCalls = 24
+
+// ask puts a question to the shim, bounded in time, the wait for a turn included.
+func (p *proc) ask(ctx context.Context, limit time.Duration, f func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	select {
+	case p.calls <- struct{}{}:
+	case <-ctx.Done():
+		return errdefs.Wrap(ctx.Err(), errdefs.Unavailable, "too many calls for the process %s are under way", p.id).
+			WithNext("try again")
+	}
+	defer func() { <-p.calls }()
+	return f(ctx)
 }
 
 // carry takes over the counters of a state that the shim told. Phases are taken

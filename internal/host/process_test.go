@@ -190,6 +190,45 @@ func TestCloseEndsAWholeTree(t *testing.T) {
 	}
 }
 
+// Callers that wait for a long grace hold up nobody, and a later close may
+// shorten it.
+func TestManyClosersHoldUpNobody(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	h := hosttest.New(t)
+	spec := hosttest.Sh(h.Box(), `trap "" TERM; echo up; cat; while :; do sleep 1; done`)
+	spec.Stdin = true
+	h.Run(spec)
+	hosttest.Eventually(t, "it is up", func() bool {
+		st, err := h.Client().Proc(ctx, spec.ID)
+		return err == nil && st.Log.Next == 3
+	})
+	var wg sync.WaitGroup
+	for range 100 {
+		wg.Go(func() {
+			st, err := h.Client().CloseProc(ctx, spec.ID, wire.Close{GraceMillis: 500_000})
+			if err != nil || st.Proof == nil {
+				t.Errorf("a patient close: %+v, %v", st, err)
+			}
+		})
+	}
+	hosttest.Eventually(t, "it is being closed", func() bool {
+		st, err := h.Client().Proc(ctx, spec.ID)
+		return err == nil && st.Phase == wire.PhaseStopping
+	})
+	if st, err := h.Client().WriteStdin(ctx, spec.ID, 0, []byte("still there"), true); err != nil || st.Accepted != 11 {
+		t.Errorf("input meanwhile: %+v, %v", st, err)
+	}
+	hosttest.Eventually(t, "it answers", func() bool {
+		st, err := h.Client().Proc(ctx, spec.ID)
+		return err == nil && st.Log.Next == 14
+	})
+	if st, err := h.Client().CloseProc(ctx, spec.ID, wire.Close{}); err != nil || st.Proof == nil {
+		t.Errorf("close at once: %+v, %v", st, err)
+	}
+	wg.Wait()
+}
+
 func TestInputByOffset(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()

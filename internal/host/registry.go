@@ -288,7 +288,7 @@ func (g *registry) prepare(ctx context.Context, spec wire.ProcSpec, dir string) 
 func (g *registry) newProc(spec wire.ProcSpec, text []byte, dir string) *proc {
 	return &proc{
 		reg: g, id: spec.ID, box: spec.Box, dir: dir, spec: spec, text: text, client: shim.NewClient(dir),
-		owned: make(chan struct{}), poke: make(chan struct{}, 1), changed: make(chan struct{}), counted: true,
+		calls: make(chan struct{}, maxCalls), owned: make(chan struct{}), poke: make(chan struct{}, 1), changed: make(chan struct{}), counted: true,
 		st: wire.ProcState{ID: spec.ID, Box: spec.Box, Phase: wire.PhaseStarting},
 	}
 }

@@ -168,9 +168,8 @@ func (s *server) ack(ctx context.Context, r *request) error {
 		}
 		return r.done() // nothing needs room any more
 	}
-	ctx, cancel := context.WithTimeout(ctx, shimTime)
-	defer cancel()
-	if err := p.client.Ack(ctx, cursor); err != nil && !p.ended() {
+	err = p.ask(ctx, shimTime, func(ctx context.Context) error { return p.client.Ack(ctx, cursor) })
+	if err != nil && !p.ended() {
 		return err
 	}
 	return r.done()
@@ -203,9 +202,11 @@ func (s *server) putStdin(ctx context.Context, r *request) error {
 		}
 		return r.answer(in)
 	}
-	ctx, cancel := context.WithTimeout(ctx, shimTime)
-	defer cancel()
-	in, err := p.client.WriteStdin(ctx, offset, data, eof)
+	var in api.StdinState
+	err = p.ask(ctx, shimTime, func(ctx context.Context) (err error) {
+		in, err = p.client.WriteStdin(ctx, offset, data, eof)
+		return err
+	})
 	if err != nil {
 		return err
 	}
@@ -240,9 +241,7 @@ func (s *server) toLiving(ctx context.Context, r *request, f func(context.Contex
 	if p.ended() {
 		return errdefs.New(errdefs.Conflict, "the process has ended")
 	}
-	ctx, cancel := context.WithTimeout(ctx, shimTime)
-	defer cancel()
-	if err := f(ctx, p); err != nil {
+	if err := p.ask(ctx, shimTime, func(ctx context.Context) error { return f(ctx, p) }); err != nil {
 		return err
 	}
 	return r.done()
