@@ -60,7 +60,6 @@ func inBubble(t *testing.T, limits Limits, f func(r *rig)) {
 		r.boot()
 		r.scene()
 		f(r)
-		r.stop()
 	})
 }
 
@@ -74,6 +73,8 @@ func (r *rig) boot() {
 		Targets: []TargetConfig{{Name: "local", Driver: r.host}}})
 	r.ok(err)
 	r.ok(r.b.Start(r.ctx))
+	b, ledger := r.b, st
+	r.t.Cleanup(func() { _, _ = b.Stop(context.Background()), ledger.Close() }) // a failed test ends its bubble too
 }
 
 // stop ends the server; what it did not save is lost, as if it had been killed.
