@@ -76,6 +76,7 @@ var Floors = []Floor{
 	}},
 	{"owners", []Room{
 		{"internal/tenant", false, "workspaces, keys, who is calling"},
+		{"internal/dispatch", false, "owner of the use of the relay"},
 		{"internal/box", false, "owner of box records"},
 		{"internal/broker", false, "owner of runs, processes, fences"},
 	}},
@@ -83,6 +84,7 @@ var Floors = []Floor{
 		{"internal/httpapi", false, "the public HTTP API"},
 		{"internal/config", false, "flags, environment and file"},
 		{"client", false, "the public Go client"},
+		{"client/relay", false, "the relay hub, for Go programs that embed it"},
 	}},
 	{"wiring", []Room{
 		{"internal/testmodel", false, "a scripted model server"},

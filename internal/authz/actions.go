@@ -50,6 +50,13 @@ const (
 	ProcessClose          Action = "process.close"
 	ProcessReadByRequest  Action = "process.read_by_request"
 	ProcessCloseByRequest Action = "process.close_by_request"
+
+	RelayJobRun     Action = "relay.job.run"
+	RelayJobRead    Action = "relay.job.read"
+	RelayJobCancel  Action = "relay.job.cancel"
+	RelayDaemonRead Action = "relay.daemon.read"
+	RelayFenceRead  Action = "relay.fence.read"
+	RelayFenceClear Action = "relay.fence.clear"
 )
 
 // rule is one line of the table: who may do an action, and how it is called in
@@ -108,6 +115,15 @@ var rules = [...]rule{
 	{ProcessSignal, "sending a signal to a process", []Kind{Workspace, Run}},
 	{ProcessResize, "resizing the terminal of a process", []Kind{Workspace, Run}},
 	{ProcessAttach, "attaching to a process", []Kind{Workspace, Run}},
+
+	// The relay belongs to one workspace, which the operator names; for the keys of
+	// others it does not exist (package dispatch).
+	{RelayJobRun, "running a job on a daemon", []Kind{Workspace}},
+	{RelayJobRead, "reading relay jobs", []Kind{Admin, Workspace}},
+	{RelayJobCancel, "cancelling a relay job", []Kind{Admin, Workspace}},
+	{RelayDaemonRead, "reading the relay's daemons", []Kind{Admin, Workspace}},
+	{RelayFenceRead, "reading the relay's fences", []Kind{Admin}},
+	{RelayFenceClear, "clearing a fence of the relay", []Kind{Admin}},
 }
 
 // Actions lists every action there is a rule for.

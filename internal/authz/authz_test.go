@@ -28,6 +28,7 @@ func TestTable(t *testing.T) {
 		ProcessOpen: "R", ProcessReadByRequest: "R", ProcessCloseByRequest: "R",
 		ProcessRead: "AWR", ProcessList: "AWR", ProcessOutput: "AWR", ProcessClose: "AWR",
 		ProcessAck: "WR", ProcessWrite: "WR", ProcessSignal: "WR", ProcessResize: "WR", ProcessAttach: "WR",
+		RelayJobRun: "W", RelayJobRead: "AW", RelayJobCancel: "AW", RelayDaemonRead: "AW", RelayFenceRead: "A", RelayFenceClear: "A",
 	}
 	if len(Actions()) != len(want) {
 		t.Errorf("there are %d actions, the test knows %d", len(Actions()), len(want))

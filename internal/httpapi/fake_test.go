@@ -261,6 +261,7 @@ type rig struct {
 	h      *Handler
 	broker *fakeBroker
 	boxes  *fakeBoxes
+	relay  *fakeRelay
 	logs   *syncBuffer
 	server *httptest.Server
 
@@ -289,9 +290,10 @@ func (s *syncBuffer) String() string {
 func newRig(t *testing.T) *rig {
 	t.Helper()
 	r := &rig{t: t, broker: &fakeBroker{}, logs: &syncBuffer{}}
+	r.relay = &fakeRelay{fb: r.broker}
 	r.boxes = &fakeBoxes{fb: r.broker, getData: []byte("tar")}
 	var err error
-	r.h, err = New(Config{Broker: r.broker, Boxes: r.boxes, Tenants: &fakeTenants{fb: r.broker}, Metrics: metrics.New("test"),
+	r.h, err = New(Config{Broker: r.broker, Boxes: r.boxes, Tenants: &fakeTenants{fb: r.broker}, Relay: r.relay, Metrics: metrics.New("test"),
 		Version: "test", Logger: slog.New(slog.NewTextHandler(r.logs, nil)),
 		Stream: func(ctx context.Context, _ authz.Principal, _ string, q StreamQuery) (LogStream, error) {
 			r.mu.Lock()

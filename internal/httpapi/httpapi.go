@@ -57,9 +57,13 @@ func (f fullError) LogValue() slog.Value {
 
 // Config is what the API serves.
 type Config struct {
+	// Broker and Boxes may both be nil: then the API is that of a relay alone, which
+	// asks Tenants nothing but who is calling.
 	Broker  Broker
 	Boxes   Boxes
 	Tenants Tenants
+	// Relay hands jobs to daemons; nil is a server that has none.
+	Relay Relay
 	// Metrics counts requests and is served at /v1/metrics; nil is neither.
 	Metrics *metrics.Metrics
 	// Version is what /v1/health says.
@@ -94,8 +98,8 @@ type Handler struct {
 // New builds the API. It fails only if an owner is missing or the API cannot be
 // described, both faults of the program.
 func New(cfg Config) (*Handler, error) {
-	if cfg.Broker == nil || cfg.Boxes == nil || cfg.Tenants == nil {
-		return nil, errdefs.New(errdefs.Internal, "the API needs a broker, boxes and tenants")
+	if cfg.Tenants == nil || (cfg.Broker == nil) != (cfg.Boxes == nil) || cfg.Broker == nil && cfg.Relay == nil {
+		return nil, errdefs.New(errdefs.Internal, "the API needs tenants, and a broker with boxes or a relay")
 	}
 	h := &Handler{cfg: cfg, log: cfg.Logger, mux: http.NewServeMux(), routes: map[string]*route{}}
 	if h.log == nil {

@@ -30,6 +30,7 @@ func tags() []*huma.Tag {
 		{Name: "images", Description: "Root file systems a box can be made from."},
 		{Name: "targets", Description: "Places where boxes live."},
 		{Name: "fences", Description: "Durable records that something may still be running."},
+		{Name: "relay", Description: "Jobs for daemons on users' machines, which connect to the relay's own listener."},
 		{Name: "tenants", Description: "Workspaces, their keys, and what was done."},
 		{Name: "server", Description: "The server itself."},
 	}
@@ -38,16 +39,20 @@ func tags() []*huma.Tag {
 // register registers every operation. A newcomer looking for one finds its
 // handler here or, for streams, in the file named beside it.
 func (h *Handler) register(b *builder) {
-	h.registerProcesses(b)
-	h.registerInput(b)  // stdin.go
-	h.registerLog(b)    // log.go
-	h.registerAttach(b) // attach.go
-	h.registerRuns(b)
-	h.registerBoxes(b)
-	h.registerFiles(b) // files.go: files and images
-	h.registerTargets(b)
-	h.registerFences(b)
-	h.registerTenants(b)
+	if h.cfg.Broker != nil {
+		h.registerProcesses(b)
+		h.registerInput(b)  // stdin.go
+		h.registerLog(b)    // log.go
+		h.registerAttach(b) // attach.go
+		h.registerRuns(b)
+		h.registerBoxes(b)
+		h.registerFiles(b) // files.go: files and images
+		h.registerTargets(b)
+		h.registerFences(b)
+		h.registerTenants(b)
+		h.registerMetrics(b) // server.go
+	}
+	h.registerRelay(b)  // relay.go
 	h.registerServer(b) // server.go
 }
 

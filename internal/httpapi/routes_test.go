@@ -22,7 +22,7 @@ var update = flag.Bool("update", false, "rewrite the golden files")
 // sampleRequest fills a route's path and gives it a body and query it accepts.
 func sampleRequest(rt *route) (path string, body io.Reader, head []string) {
 	path = rt.op.Path
-	for name, v := range map[string]string{"handle": fakeHandle, "id": "box_x", "name": "local", "workspace": "acme"} {
+	for name, v := range map[string]string{"handle": fakeHandle, "id": "box_x", "name": "local", "workspace": "acme", "daemon": "laptop"} {
 		path = strings.ReplaceAll(path, "{"+name+"}", v)
 	}
 	switch rt.op.OperationID {
@@ -42,6 +42,7 @@ func sampleRequest(rt *route) (path string, body io.Reader, head []string) {
 			"create-run": `{"box":"b"}`, "create-workspace": `{"name":"w"}`, "clear-fence": `{"reason":"looked at it"}`,
 			"open-process": `{"request_id":"r","argv":["true"]}`, "close-process-by-request": `{"request_id":"r"}`,
 			"signal-process": `{"signal":"SIGINT"}`, "resize-process": `{"rows":24,"cols":80}`,
+			"run-relay-job": `{"daemon_id":"laptop","payload":{}}`, "clear-relay-fence": `{"reason":"looked at it"}`,
 		}[rt.op.OperationID])
 		if body.(*strings.Reader).Len() == 0 {
 			body = strings.NewReader("{}")

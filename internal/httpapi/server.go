@@ -12,17 +12,7 @@ import (
 	"github.com/stockade-run/stockade/internal/errdefs"
 )
 
-func (h *Handler) registerServer(b *builder) {
-	jsonOp(b, spec{id: "health", method: http.MethodGet, path: "/v1/health", action: public, tag: "server",
-		summary: "Health", description: "Whether the server is up."},
-		func(context.Context, authz.Principal, *nothing) (*answer[api.Health], error) {
-			v := api.Health{Status: "ok", Version: h.cfg.Version}
-			if h.cfg.Health != nil {
-				v.Status = h.cfg.Health()
-			}
-			return reply(v, nil)
-		})
-
+func (h *Handler) registerMetrics(b *builder) {
 	op, rt := b.operation(spec{id: "metrics", method: http.MethodGet, path: "/v1/metrics", action: authz.MetricsRead, tag: "server",
 		summary: "Metrics", description: "In the Prometheus text form.", errors: []errdefs.Code{errdefs.NotFound}})
 	op.Responses["200"] = &huma.Response{Description: "Metrics.",
@@ -44,8 +34,20 @@ func (h *Handler) registerServer(b *builder) {
 		scrape.ServeHTTP(w, r)
 		return nil
 	})
+}
 
-	op, rt = b.operation(spec{id: "openapi", method: http.MethodGet, path: "/openapi.json", action: anyone, basic: true, tag: "server",
+func (h *Handler) registerServer(b *builder) {
+	jsonOp(b, spec{id: "health", method: http.MethodGet, path: "/v1/health", action: public, tag: "server",
+		summary: "Health", description: "Whether the server is up."},
+		func(context.Context, authz.Principal, *nothing) (*answer[api.Health], error) {
+			v := api.Health{Status: "ok", Version: h.cfg.Version}
+			if h.cfg.Health != nil {
+				v.Status = h.cfg.Health()
+			}
+			return reply(v, nil)
+		})
+
+	op, rt := b.operation(spec{id: "openapi", method: http.MethodGet, path: "/openapi.json", action: anyone, basic: true, tag: "server",
 		summary: "This document", description: "The OpenAPI 3.1 document of this API."})
 	op.Responses["200"] = &huma.Response{Description: "The document.",
 		Content: map[string]*huma.MediaType{jsonMedia: {Schema: &huma.Schema{Type: "object", AdditionalProperties: true}}}}
