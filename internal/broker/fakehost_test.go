@@ -22,7 +22,7 @@ import (
 // fakeHost speaks the host API over in-memory connections. What it holds is its
 // machine: it survives restarts of the "program", which only cut connections.
 type fakeHost struct {
-	t *testing.T
+	t testing.TB
 
 	mu      sync.Mutex
 	hostID  string
@@ -77,7 +77,7 @@ type outFrame struct {
 	data   []byte
 }
 
-func newFakeHost(t *testing.T) *fakeHost {
+func newFakeHost(t testing.TB) *fakeHost {
 	h := &fakeHost{t: t, hostID: secret.ID(ident.Host), boot: "boot-1", procs: map[string]*fakeProc{}, execs: map[string]int{},
 		boxes: map[string]wire.BoxSpec{}, changed: make(chan struct{}), conns: map[net.Conn]bool{},
 		queue: make(chan net.Conn), closed: make(chan struct{})}
@@ -298,7 +298,7 @@ func (h *fakeHost) kill(id string) *fakeProc {
 	at := time.Now()
 	if p == nil {
 		p = &fakeProc{state: wire.ProcState{ID: id}}
-		p.end(at, &api.Exit{Kind: api.ExitUnknown}, &wire.Proof{Method: "never_started", BootID: h.boot, EmptyAt: at})
+		p.end(at, &api.Exit{Kind: api.ExitSpawnFailed, Detail: "it was closed before it started"}, &wire.Proof{Method: "never_started", BootID: h.boot, EmptyAt: at})
 		h.procs[id] = p
 		return p
 	}

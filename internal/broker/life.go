@@ -115,8 +115,8 @@ func (o *owner) plan(e process.Event, w wish, at time.Time) commit {
 	if _, ok := e.(process.CloseAsked); ok && c.save && !before.CloseAsked {
 		c.audit(o, at, orServer(w.actor), "process.close", map[string]string{"reason": c.rec.Reason})
 	}
-	if after.State == api.StateNeverStarted {
-		c.rec.LogGone = true // there never was one
+	if after.State == api.StateNeverStarted && after.HostID == "" {
+		c.rec.LogGone = true // there never was one, nor a host to forget it
 	}
 	c.save = c.save || c.change.Receipt != nil || c.change.Fence != nil || c.change.ClearFence != nil
 	return c

@@ -136,6 +136,8 @@ func (b *Broker) opened(ctx context.Context, o *owner) (api.Process, error) {
 			return false
 		case api.StateStarting:
 			return lifeOf(v.rec).Acked()
+		case api.StateClosing:
+			return !isRefusal(v.rec.Reason) // a refusal is an answer once its id is forbidden
 		}
 		return true
 	})

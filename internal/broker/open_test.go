@@ -29,7 +29,7 @@ func TestOpenRunsToItsReceipt(t *testing.T) {
 	})
 }
 
-func checkReceipt(t *testing.T, p api.Process) {
+func checkReceipt(t testing.TB, p api.Process) {
 	t.Helper()
 	if p.Receipt == nil || p.Receipt.Handle != p.Handle || !secret.Verify(p.Receipt.PublicKey, p.Receipt.Payload, p.Receipt.Signature) {
 		t.Fatalf("no valid receipt: %+v", p.Receipt)

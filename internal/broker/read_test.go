@@ -184,7 +184,7 @@ func TestReadWhileTheHostIsAway(t *testing.T) {
 }
 
 // drain reads a stream to its end and checks its frames as a client would.
-func drain(t *testing.T, s *LogStream) (string, api.ReadResponse) {
+func drain(t testing.TB, s *LogStream) (string, api.ReadResponse) {
 	t.Helper()
 	var out strings.Builder
 	var last api.ReadResponse

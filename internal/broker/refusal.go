@@ -27,6 +27,8 @@ func refusal(err error) bool {
 	}, errdefs.CodeOf(err))
 }
 
+func isRefusal(reason string) bool { return strings.HasPrefix(reason, refusedPrefix) }
+
 func refusalText(err error) string {
 	return cut(refusedPrefix + string(errdefs.CodeOf(err)) + "): " + err.Error())
 }

@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 // rig is a whole server without its edges: a real ledger, a broker, and one
 // target. The ledger's file outlives restarts of the server.
 type rig struct {
-	t      *testing.T
+	t      testing.TB
 	ctx    context.Context
 	path   string
 	host   *fakeHost
@@ -59,6 +59,7 @@ func inBubble(t *testing.T, limits Limits, f func(r *rig)) {
 		r := &rig{t: t, ctx: t.Context(), path: filepath.Join(dir, "ledger.db"), host: h, gate: newFakeGateway(), signer: secret.NewSigner(), limits: limits}
 		r.boot()
 		r.scene()
+		r.up()
 		f(r)
 	})
 }
@@ -94,7 +95,6 @@ func (r *rig) scene() {
 	r.ok(r.ledger.CreateWorkspace(r.ctx, store.Workspace{Name: "w", Created: now()}, r.b.audit(r.admin, "", "workspace.create", "w", nil)))
 	r.box = r.newBox("w")
 	r.run = r.newRun(r.key, r.box)
-	r.up()
 }
 
 func (r *rig) newBox(workspace string) string {

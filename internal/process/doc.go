@@ -4,10 +4,11 @@
 //
 //	requested ──▶ starting ──▶ running ──▶ (exited) ──▶ closed
 //	    │            │ │          │                       ▲
-//	    │            │ │          └──▶ closing ───────────┤
-//	    │            │ └──▶ unknown ──▶ running, closing  │
-//	    │            │          └────▶ fenced ────────────┘ (proof, or an operator's act)
-//	    └────────────┴──▶ never_started  (close or a refusal came first)
+//	    │            │ │          ├──▶ closing ───────────┤
+//	    │            │ │          │       ▲ │             │
+//	    │            │ └──▶ unknown ──────┘ └──▶ fenced ──┘ (proof, or an operator's act)
+//	    │            └──▶ closing ──▶ never_started  (a refusal, or a close that overtook the start)
+//	    └──▶ never_started  (close came first: a tombstone that blocks a late start)
 //
 // The end of a process and the proof that its tree is gone arrive together, so
 // exited is passed through within one step and never saved: the receipt is
@@ -22,7 +23,8 @@
 //
 // Once a close was asked no start is sent again. The host is told to close even
 // what it does not know: it then records that the id must never start, which is
-// proof against a start that is still on its way.
+// proof against a start that is still on its way. A start that the host refuses
+// is closed in the same way, because a copy of it may still arrive.
 //
 // [Recover] says what to do about a record found in the ledger by a new owner.
 // Every effect may be carried out any number of times.

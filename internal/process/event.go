@@ -46,8 +46,8 @@ type (
 		HostID, BootID string
 		State          wire.ProcState
 	}
-	// Refused: the host answered a start with a definite refusal; it started
-	// nothing because of that request and keeps no record.
+	// Refused: the host answered a start with a definite refusal: because of that
+	// request, as it arrived this time, it started nothing.
 	Refused struct{ Detail string }
 	// Missing: the host was asked and has no record of the process. The owner must
 	// have asked after the answer to its last request, or after giving up on it.

@@ -114,6 +114,10 @@ func ended(r Record, e Reported, now time.Time) (Record, []Effect) {
 	if exit == nil {
 		exit = &api.Exit{Kind: api.ExitUnknown, Detail: "the host reported the end without saying how"}
 	}
+	if p := e.State.Proof; p != nil && p.Method == MethodNeverStarted && e.State.Box == "" && exit.Kind == api.ExitSpawnFailed {
+		// A forbidden id: nothing was tried, so nothing failed.
+		exit = &api.Exit{Kind: api.ExitUnknown}
+	}
 	if r.Exit == nil || r.Exit.Kind == api.ExitUnknown {
 		r.Exit = exit
 	}
@@ -189,15 +193,14 @@ func neverStarted(r Record, reason string, now time.Time) (Record, []Effect) {
 	return r, []Effect{IssueReceipt{}}
 }
 
+// refused: that request started nothing, but one that a connection or a proxy
+// repeated may still be on its way. So the id is forbidden at the host, whose
+// word then is the proof.
 func refused(r Record, e Refused, now time.Time) (Record, []Effect) {
 	switch {
 	case r.Acked():
 		return r, []Effect{AskHost{}} // it contradicts what the host said before
-	case r.State == api.StateStarting:
-		// The one request that was ever sent was refused.
-		return neverStarted(r, e.Detail, now)
-	case r.State == api.StateUnknown:
-		// An earlier request may still be on its way: have the id forbidden.
+	case r.State == api.StateStarting || r.State == api.StateUnknown:
 		return closeAsked(r, CloseAsked{Reason: e.Detail}, now)
 	}
 	return r, nil // closing and fenced: the answer to CloseHost decides

@@ -343,6 +343,8 @@ func (x *explorer) network(w world) {
 			v := w
 			v.start = lane{back, answer{what: 'x'}}
 			x.add(v)
+			v.ghostStart = true // refused was a copy that the connection had made
+			x.add(v)
 		}
 		v = w.hostStart() // carried out, answer lost
 		v.start = lane{back, answer{what: 'l'}}
