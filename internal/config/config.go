@@ -71,6 +71,18 @@ type Config struct {
 		Record time.Duration `koanf:"record" doc:"Records of finished runs, and with them their request ids, are kept so long."`
 	} `koanf:"retention"`
 
+	Relay struct {
+		Listen        string        `koanf:"listen" doc:"Address at which daemons connect to the relay (coding-relay-v1); empty is no relay. Put TLS in front of it before it leaves the machine."`
+		TokenFile     string        `koanf:"token_file" doc:"File with the token that daemons say."`
+		Profile       string        `koanf:"profile" doc:"shared: the token must be strong. dedicated: only this installation can reach the address; on loopback the token may then be missing."`
+		Workspace     string        `koanf:"workspace" doc:"The workspace whose keys may use the relay."`
+		MaxJobs       int           `koanf:"max_jobs" doc:"Jobs at a time."`
+		MaxDaemons    int           `koanf:"max_daemons" doc:"Daemons that are connected or fenced."`
+		MessageBytes  int64         `koanf:"message_bytes" doc:"Largest payload or event."`
+		RunTimeout    time.Duration `koanf:"run_timeout" doc:"Bounds a job whose request names no time."`
+		CancelTimeout time.Duration `koanf:"cancel_timeout" doc:"How long a daemon has to acknowledge a cancel before it is fenced."`
+	} `koanf:"relay"`
+
 	Models []string `koanf:"models" doc:"NAME=URL[,style=openai|anthropic][,key-file=PATH][,key-env=VAR]: model providers a run may be granted. The key stays in the server."`
 }
 
@@ -98,6 +110,10 @@ func Default() Config {
 	c.Process.MaxPerRun, c.Process.MaxPerWorkspace = 256, 1024
 	c.Process.Deadline = 24 * time.Hour
 	c.Process.SpoolBytes, c.Process.MaxSpoolBytes = 64<<20, 1<<30
+	c.Relay.Profile, c.Relay.Workspace = "shared", "default"
+	c.Relay.MaxJobs, c.Relay.MaxDaemons = 128, 128
+	c.Relay.MessageBytes = 16 << 20
+	c.Relay.RunTimeout, c.Relay.CancelTimeout = 30*time.Minute, 10*time.Second
 	c.Retention.Log, c.Retention.Record = 24*time.Hour, 7*24*time.Hour
 	return c
 }
@@ -141,6 +157,10 @@ func (c *Config) Validate() error {
 		return bad("log.format", "%q is neither text nor json", c.Log.Format)
 	case c.Host.Socket != "" && !filepath.IsAbs(c.Host.Socket):
 		return bad("host.socket", "%q is not an absolute path", c.Host.Socket)
+	case !slices.Contains([]string{"shared", "dedicated"}, c.Relay.Profile):
+		return bad("relay.profile", "%q is neither shared nor dedicated", c.Relay.Profile)
+	case ident.CheckName("workspace", c.Relay.Workspace) != nil:
+		return bad("relay.workspace", "%q is not the name of a workspace", c.Relay.Workspace)
 	case c.Host.Lease < time.Minute:
 		return bad("host.lease", "%v is under one minute, the renewal period is a thirtieth of it", c.Host.Lease)
 	}
@@ -158,6 +178,9 @@ func (c *Config) Validate() error {
 		{"process.max_per_workspace", int64(c.Process.MaxPerWorkspace), 1, 100000},
 		{"process.spool_bytes", c.Process.SpoolBytes, 1 << 20, c.Process.MaxSpoolBytes},
 		{"process.max_spool_bytes", c.Process.MaxSpoolBytes, 1 << 20, 1 << 45},
+		{"relay.max_jobs", int64(c.Relay.MaxJobs), 1, 100000},
+		{"relay.max_daemons", int64(c.Relay.MaxDaemons), 1, 1_000_000},
+		{"relay.message_bytes", c.Relay.MessageBytes, 64 << 10, 256 << 20},
 	} {
 		if n.v < n.min || n.v > n.max {
 			return bad(n.key, "%d is outside %d to %d", n.v, n.min, n.max)
@@ -171,6 +194,8 @@ func (c *Config) Validate() error {
 		{"box.idle", c.Box.Idle, time.Second, 365 * 24 * time.Hour},
 		{"run.ttl", c.Run.TTL, time.Second, 365 * 24 * time.Hour},
 		{"process.deadline", c.Process.Deadline, time.Second, 365 * 24 * time.Hour},
+		{"relay.run_timeout", c.Relay.RunTimeout, time.Second, 30 * 24 * time.Hour},
+		{"relay.cancel_timeout", c.Relay.CancelTimeout, 100 * time.Millisecond, 10 * time.Minute},
 		{"retention.log", c.Retention.Log, time.Minute, 10 * 365 * 24 * time.Hour},
 		{"retention.record", c.Retention.Record, time.Minute, 10 * 365 * 24 * time.Hour},
 	} {

@@ -42,6 +42,8 @@ func TestEverySettingThreeWays(t *testing.T) {
 	special := map[string][3]string{
 		"log.level": {"debug", "warn", "error"}, "log.format": {"json", "text", "json"},
 		"host.socket": {"/a", "/b", "/c"}, "box.cpu_millis": {"100", "101", "102"}, "box.pids": {"100", "101", "102"},
+		"relay.profile": {"dedicated", "shared", "dedicated"}, "relay.message_bytes": {"65537", "65538", "65539"},
+		"relay.cancel_timeout": {"1s", "2s", "3s"},
 	}
 	for _, s := range Settings() {
 		if s.Key == "version" {
@@ -126,6 +128,9 @@ func TestRefusals(t *testing.T) {
 		"newer file":      {"version: 2\n", "version 2, this program knows 1"},
 		"not YAML":        {"a: [\n", "cannot be used"},
 		"wrong type":      {"box:\n  pids: many\n", "wrong type"},
+		"relay profile":   {"relay:\n  profile: open\n", "neither shared nor dedicated"},
+		"relay workspace": {"relay:\n  workspace: a b\n", "relay.workspace"},
+		"relay limit":     {"relay:\n  max_jobs: 0\n", "relay.max_jobs: 0 is outside"},
 		"out of range":    {"box:\n  pids: 1\n", "box.pids: 1 is outside"},
 		"relative mount":  {"host:\n  allow_mounts: [a]\n", "not a clean absolute path"},
 		"model scheme":    {"models: ['m=ftp://x']\n", "http(s)"},
