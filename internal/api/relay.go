@@ -20,7 +20,7 @@ type RelayJob struct {
 	ID          string    `json:"job_id"`
 	DaemonID    string    `json:"daemon_id"`
 	Incarnation uint64    `json:"incarnation" doc:"The connection that the job belongs to."`
-	State       string    `json:"state" enum:"starting,running,cancelling"`
+	State       string    `json:"state" enum:"starting,running,cancelling,settling"`
 	StartedAt   time.Time `json:"started_at"`
 	Deadline    time.Time `json:"deadline"`
 	Events      int64     `json:"events" doc:"Events received."`

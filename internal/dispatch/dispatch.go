@@ -10,6 +10,7 @@ package dispatch
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"log/slog"
 	"time"
@@ -124,7 +125,7 @@ func (s *Service) Run(ctx context.Context, p authz.Principal, req api.RelayJobRe
 	root, stop := context.WithCancel(context.WithoutCancel(ctx))
 	job, err := s.cfg.Hub.RunJob(root, relay.JobRequest{
 		DaemonID: req.DaemonID, Payload: req.Payload,
-		Timeout: time.Duration(req.TimeoutMillis) * time.Millisecond,
+		Timeout: time.Duration(req.TimeoutMillis) * time.Millisecond, Tools: noTools{},
 	})
 	if err != nil {
 		stop()
@@ -145,13 +146,16 @@ func (j *Job) Info() api.RelayJob { return j.info }
 
 // NextBatch returns the events that are there, at least one; they may be kept.
 // io.EOF says that the job ended and is settled, also when it ended badly: Leave
-// says how. Any other error is ctx's.
+// says how. ctx ends the waiting only, and then its cause is the error.
 func (j *Job) NextBatch(ctx context.Context) ([]json.RawMessage, error) {
 	events, err := j.job.NextBatch(ctx)
-	if err == nil || ctx.Err() != nil && !j.over() {
+	if err == nil || ctx.Err() != nil && errors.Is(err, context.Cause(ctx)) {
 		return events, err
 	}
-	return events, io.EOF
+	if j.over() {
+		return nil, io.EOF
+	}
+	return nil, err
 }
 
 func (j *Job) over() bool {

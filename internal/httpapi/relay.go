@@ -269,6 +269,8 @@ func (h *Handler) sendRelayJob(ctx context.Context, w http.ResponseWriter, r *ht
 	case errors.Is(err, io.EOF):
 	case h.closing.Err() != nil && r.Context().Err() == nil:
 		cause = "the server is shutting down"
+	case errdefs.CodeOf(err) != errdefs.Internal && r.Context().Err() == nil: // the relay's own words
+		cause = err.Error()
 	default:
 		cause = "the caller left"
 	}
