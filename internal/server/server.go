@@ -136,7 +136,7 @@ func Run(ctx context.Context, o Options) (err error) {
 	}
 	srv := &http.Server{
 		Handler: handler, ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeader,
-		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug), ConnContext: wideSocket,
 	}
 	served := make(chan error, 1)
 	go func() { served <- srv.Serve(listener) }()
@@ -313,4 +313,15 @@ func opReason(err error) error {
 		return fmt.Errorf("%w", op.Err)
 	}
 	return err
+}
+
+// socketBuffer lets a log stream hand over large pieces at once; it is a bound,
+// not memory taken (tcp(7)).
+const socketBuffer = 2 << 20
+
+func wideSocket(ctx context.Context, c net.Conn) context.Context {
+	if t, ok := c.(*net.TCPConn); ok {
+		_ = t.SetWriteBuffer(socketBuffer) // slower without, not wrong
+	}
+	return ctx
 }
