@@ -108,10 +108,17 @@ func Run(ctx context.Context, o Options) (err error) {
 		return err
 	}
 
+	rel, err := openRelay(o.Config, state.path, ledger, log)
+	if err != nil {
+		return err
+	}
+	// What fails before the end leaves no hub; stopping it twice is harmless.
+	defer func() { err = errors.Join(err, rel.stop(context.WithoutCancel(ctx))) }()
+
 	var health atomic.Value
 	health.Store("starting")
 	handler, err := httpapi.New(httpapi.Config{
-		Broker: brk, Boxes: boxes, Tenants: tenants, Metrics: counters, Version: o.Version, Logger: log,
+		Broker: brk, Boxes: boxes, Tenants: tenants, Relay: rel.api(), Metrics: counters, Version: o.Version, Logger: log,
 		Health: func() string { return health.Load().(string) },
 	})
 	if err != nil {
@@ -129,6 +136,10 @@ func Run(ctx context.Context, o Options) (err error) {
 	}
 	if err := boxes.Start(ctx); err != nil {
 		return errors.Join(err, listener.Close(), brk.Stop(context.WithoutCancel(ctx)))
+	}
+	if _, err := rel.start(ctx); err != nil {
+		stop := context.WithoutCancel(ctx)
+		return errors.Join(err, listener.Close(), boxes.Stop(stop), brk.Stop(stop))
 	}
 	url := "http://" + listener.Addr().String()
 	if err := secret.WriteFile0600(state.file(AddressFile), []byte(url+"\n")); err != nil {
@@ -169,7 +180,7 @@ func Run(ctx context.Context, o Options) (err error) {
 	if serr := <-served; !errors.Is(serr, http.ErrServerClosed) {
 		err = errors.Join(err, serr)
 	}
-	err = errors.Join(err, boxes.Stop(stop), brk.Stop(stop), gw.Close(stop))
+	err = errors.Join(err, rel.stop(stop), boxes.Stop(stop), brk.Stop(stop), gw.Close(stop))
 	switch serr := local.Stop(stop); {
 	case serr == nil, errdefs.Is(serr, errdefs.Conflict): // conflict: something lives there, as it should
 	default:
