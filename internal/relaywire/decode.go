@@ -467,3 +467,19 @@ func (s *scanner) text() bool {
 		}
 	}
 }
+
+// DecodePayload checks that data is one JSON value and returns it without the space
+// around it.
+func DecodePayload(data []byte) (json.RawMessage, error) {
+	s := scanner{b: data, outer: 1}
+	s.space()
+	at := s.i
+	if !s.value() {
+		return nil, s.failure()
+	}
+	to := s.i
+	if !s.end() {
+		return nil, ErrSyntax
+	}
+	return data[at:to], nil
+}

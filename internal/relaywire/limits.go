@@ -29,6 +29,7 @@ type Limits struct {
 	MessageBytes int64 // one event or payload: 16 MiB; the envelope has EnvelopeBytes more
 	QueueBytes   int64 // unread events of one job kept in memory: 1 MiB
 	SpillBytes   int64 // unread events of one job kept on disk beyond that: 1 GiB; negative: none
+	SpillTotal   int64 // the same of all jobs of a hub: 8 GiB
 	OutboxBytes  int64 // frames to one daemon that wait to be sent: 32 MiB, or one frame
 
 	HelloTimeout   time.Duration // from the connection to daemon.hello: 10 s
@@ -58,6 +59,7 @@ func (l Limits) WithDefaults() Limits {
 	number(&l.MessageBytes, 16<<20)
 	number(&l.QueueBytes, 1<<20)
 	number(&l.SpillBytes, 1<<30)
+	number(&l.SpillTotal, 8<<30)
 	number(&l.OutboxBytes, 32<<20)
 	number(&l.HelloTimeout, 10*time.Second)
 	number(&l.ReadyTimeout, 10*time.Second)

@@ -1,0 +1,171 @@
+package relay
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/subtle"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/coder/websocket"
+
+	"github.com/stockade-run/stockade/internal/relaywire"
+)
+
+// keepMetadata is how much of a daemon's metadata is kept to be shown.
+const keepMetadata = 4 << 10
+
+func itoa(n int) string { return strconv.Itoa(n) }
+
+// sameToken compares in a time that tells nothing but nothing.
+func sameToken(a, b string) bool {
+	x, y := sha256.Sum256([]byte(a)), sha256.Sum256([]byte(b))
+	return subtle.ConstantTimeCompare(x[:], y[:]) == 1
+}
+
+// ServeHTTP upgrades a request to WebSocket and takes the daemon in. It returns as
+// soon as the connection is the hub's.
+func (h *Hub) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	h.mu.Lock()
+	if h.stopping {
+		h.mu.Unlock()
+		http.Error(w, "the relay hub stops", http.StatusServiceUnavailable)
+		return
+	}
+	h.wg.Add(1) // before Stop can wait
+	h.mu.Unlock()
+	handed := false
+	defer func() {
+		if !handed {
+			h.wg.Done()
+		}
+	}()
+	select {
+	case h.greeting <- struct{}{}:
+	default:
+		http.Error(w, "too many daemons are connecting at once, limit "+itoa(greeting)+"; try again", http.StatusServiceUnavailable)
+		return
+	}
+	lend := &lender{ResponseWriter: w, stall: h.lim.StallTimeout}
+	l := &link{hub: h, remote: r.RemoteAddr}
+	opts := &websocket.AcceptOptions{OnPingReceived: l.pinged}
+	if h.cfg.Compression {
+		opts.CompressionMode = websocket.CompressionNoContextTakeover
+	}
+	ws, err := websocket.Accept(lend, r, opts)
+	if err != nil {
+		<-h.greeting
+		h.log.Debug("relay: no WebSocket", "remote", r.RemoteAddr, "error", err)
+		return
+	}
+	l.ws, l.wire = ws, lend.wire
+	handed = true
+	h.mu.Lock()
+	h.strangers[l] = true
+	if h.stopping {
+		l.wire.Close()
+	}
+	h.mu.Unlock()
+	// The request's goroutine and buffers end here; the link has its own.
+	go func() {
+		defer h.wg.Done()
+		l.serve()
+	}()
+}
+
+// serve is the link's reader goroutine: handshake, then frames until the end.
+func (l *link) serve() {
+	h := l.hub
+	reason, err := l.greet()
+	<-h.greeting
+	h.mu.Lock()
+	delete(h.strangers, l)
+	h.mu.Unlock()
+	switch {
+	case reason != "":
+		h.log.Warn("relay: a daemon was refused", "remote", l.remote, "reason", reason)
+		l.ws.Close(relaywire.CloseRefused, reason)
+		return
+	case err != nil:
+		// A time-out or no JSON: dropped without a word, as the protocol has it.
+		h.log.Warn("relay: a connection said no hello", "remote", l.remote, "error", err)
+		l.ws.CloseNow()
+		return
+	}
+	h.log.Info("relay: daemon connected", "daemon", l.target.id, "incarnation", l.socket, "remote", l.remote)
+	err = l.read()
+	l.end(err)
+}
+
+// greet does the handshake. It answers a reason to refuse, or an error when the
+// connection is not worth a word.
+func (l *link) greet() (reason string, err error) {
+	h := l.hub
+	if err := l.wire.SetReadDeadline(time.Now().Add(h.lim.HelloTimeout)); err != nil {
+		return "", err
+	}
+	l.ws.SetReadLimit(relaywire.EnvelopeBytes) // no more before it said who it is
+	_, r, err := l.ws.Reader(context.Background())
+	if err != nil {
+		return "", err
+	}
+	data, err := io.ReadAll(r)
+	if err != nil {
+		return "", err
+	}
+	f, err := relaywire.Decode(data, relaywire.EnvelopeBytes)
+	if err != nil && !errors.Is(err, relaywire.ErrNotFrame) {
+		return "", err
+	}
+	if f.Type != relaywire.Hello {
+		return relaywire.ReasonHello, nil
+	}
+	id, err := h.checkID(f.DaemonID)
+	if err != nil {
+		return relaywire.ReasonID, nil
+	}
+	if h.cfg.Token != "" && !sameToken(f.Token, h.cfg.Token) {
+		return relaywire.ReasonToken, nil
+	}
+	if f.Protocol != relaywire.Protocol {
+		return relaywire.ReasonProtocol, nil
+	}
+	if err := l.wire.SetReadDeadline(time.Time{}); err != nil {
+		return "", err
+	}
+	l.ws.SetReadLimit(h.lim.ReadLimit())
+	if len(f.Metadata) <= keepMetadata && relaywire.IsObject(f.Metadata) {
+		l.metadata = append(json.RawMessage(nil), f.Metadata...)
+	}
+	return h.admit(l, id), nil
+}
+
+// admit registers the link, or says why not.
+func (h *Hub) admit(l *link, id string) (reason string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.stopping {
+		return relaywire.ReasonTaken
+	}
+	if t := h.targets[keyOf(id)]; h.held >= h.lim.Daemons && (t == nil || t.step.Socket == 0 && !t.step.Fenced) {
+		h.log.Warn("relay: too many daemons", "limit", h.lim.Daemons)
+		return relaywire.ReasonTaken
+	}
+	t := h.at(id)
+	h.sockets++
+	l.socket, l.target, l.connected = h.sockets, t, time.Now()
+	l.seen.Store(l.connected.UnixNano())
+	l.out = outbox{ws: l.ws, max: h.lim.OutboxBytes, spawn: h.spawn, fail: l.lost}
+	if _, refused := h.apply(t, FenceEvent{Kind: Connected, Socket: l.socket}); refused != "" {
+		return relaywire.ReasonTaken
+	}
+	t.link = l
+	// Ready is the first word on this connection: nothing else was queued yet, and
+	// jobs for it need the lock.
+	l.out.put(relaywire.Frame{Type: relaywire.Ready, DaemonID: id, Protocol: relaywire.Protocol}, true)
+	return ""
+}
