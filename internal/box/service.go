@@ -3,6 +3,7 @@ package box
 import (
 	"context"
 	"log/slog"
+	"strings"
 	"sync"
 	"time"
 
@@ -232,9 +233,15 @@ func (l *locks) take(ctx context.Context, id string) (func(), error) {
 	}
 }
 
+// cut bounds a text of a caller and makes it one harmless line.
 func cut(s string) string {
 	if len(s) > ident.MaxName {
-		return s[:ident.MaxName] + "…"
+		s = s[:ident.MaxName] + "…"
 	}
-	return s
+	return strings.Map(func(r rune) rune {
+		if r < ' ' || r == 0x7f {
+			return ' '
+		}
+		return r
+	}, strings.ToValidUTF8(s, "\uFFFD"))
 }

@@ -166,7 +166,7 @@ func TestEnvironmentStartsFromNothing(t *testing.T) {
 
 func FuzzParseCursor(f *testing.F) {
 	const handle = "proc_aaaaaaaaaaaaaaaaaaaabcdefg"
-	for _, s := range []string{"", "bcdefg.0", "bcdefg.12", "bcdefg.-1", "x.1", "bcdefg.9007199254740993", "bcdefg.01", "bcdefg.+1"} {
+	for _, s := range []string{"", "bcdefg.0", "bcdefg.12", "bcdefg.-1", "x.1", "bcdefg.9007199254740993", "bcdefg.01", "bcdefg.+1", "0000\x000."} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {

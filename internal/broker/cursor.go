@@ -27,11 +27,11 @@ func parseCursor(handle, s string) (position int64, oldest bool, err error) {
 		return 0, false, errdefs.New(errdefs.Invalid, "%q is no cursor", cutTo(s, 32)).WithNext("use a cursor from an earlier answer, or none for the oldest kept byte")
 	}
 	if tag != handle[len(handle)-cursorTag:] {
-		return 0, false, errdefs.New(errdefs.Invalid, "the cursor %s is one of another process", cutTo(s, 32)).WithNext("use a cursor from an answer about %s", handle)
+		return 0, false, errdefs.New(errdefs.Invalid, "the cursor %q is one of another process", cutTo(s, 32)).WithNext("use a cursor from an answer about %s", handle)
 	}
 	position, err = strconv.ParseInt(digits, 10, 64)
 	if err != nil || position < 0 || position > api.MaxOffset || decimal(position) != digits {
-		return 0, false, errdefs.New(errdefs.Invalid, "the cursor %s names no position from 0 to 2^53", cutTo(s, 32))
+		return 0, false, errdefs.New(errdefs.Invalid, "the cursor %q names no position from 0 to 2^53", cutTo(s, 32))
 	}
 	return position, false, nil
 }

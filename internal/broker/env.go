@@ -110,10 +110,3 @@ func environment(pty bool, overrides, models map[string]string) []string {
 	slices.Sort(list)
 	return list
 }
-
-func cutTo(s string, n int) string {
-	if len(s) > n {
-		return strings.ToValidUTF8(s[:n], "") + "…"
-	}
-	return s
-}

@@ -83,9 +83,11 @@ func checkState(p store.Process, st *wire.ProcState) error {
 func plausible(t time.Time) bool { return t.Year() >= 2000 && t.Year() <= 9999 }
 
 // cut bounds a foreign text and makes it one harmless line.
-func cut(s string) string {
-	if len(s) > maxText {
-		s = strings.ToValidUTF8(s[:maxText], "") + "…"
+func cut(s string) string { return cutTo(s, maxText) }
+
+func cutTo(s string, most int) string {
+	if len(s) > most {
+		s = strings.ToValidUTF8(s[:most], "") + "…"
 	}
 	return strings.Map(func(r rune) rune {
 		if r < ' ' || r == 0x7f {

@@ -89,7 +89,8 @@ func (s *sim) play(steps int) {
 		switch x := s.rand.IntN(100); {
 		case x < 34:
 			s.n++
-			s.call(func(ctx context.Context) { s.openOne(ctx, fmt.Sprintf("r%d", s.n)) })
+			id := fmt.Sprintf("r%d", s.n)
+			s.call(func(ctx context.Context) { s.openOne(ctx, id) })
 		case x < 44 && s.n > 0:
 			id := fmt.Sprintf("r%d", s.rand.IntN(s.n)+1)
 			s.call(func(ctx context.Context) { s.openOne(ctx, id) })
