@@ -5,6 +5,8 @@ import (
 	"errors"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/stockade-run/stockade/internal/api"
 	"github.com/stockade-run/stockade/internal/authz"
 	"github.com/stockade-run/stockade/internal/errdefs"
@@ -129,8 +131,36 @@ type ListQuery struct {
 	After string
 }
 
-// List returns a page of processes in the caller's scope, newest first, as the
-// ledger knows them and without their receipts; Get has those.
+// refreshTime bounds how long a list waits for hosts, refreshLanes how many of
+// its processes are asked about at the same time.
+const (
+	refreshTime  = time.Second
+	refreshLanes = 16
+)
+
+// refresh lets the owners of live processes hear how far those are. What the
+// hosts do not say in time is listed as it was last known.
+func (b *Broker) refresh(ctx context.Context, recs []store.Process) {
+	ctx, cancel := context.WithTimeout(ctx, refreshTime)
+	defer cancel()
+	var lanes errgroup.Group
+	lanes.SetLimit(refreshLanes)
+	for _, rec := range recs {
+		if o := b.owner(rec.Handle); o != nil {
+			lanes.Go(func() error {
+				if ctx.Err() == nil {
+					o.correct(ctx)
+				}
+				return nil
+			})
+		}
+	}
+	_ = lanes.Wait()
+}
+
+// List returns a page of processes in the caller's scope, newest first, without
+// their receipts, which Get has. Live ones are corrected by their hosts where
+// those answer at once.
 func (b *Broker) List(ctx context.Context, p authz.Principal, q ListQuery) (api.List[api.Process], error) {
 	out := api.List[api.Process]{Items: []api.Process{}}
 	if err := authz.Check(p, authz.ProcessList); err != nil {
@@ -152,6 +182,7 @@ func (b *Broker) List(ctx context.Context, p authz.Principal, q ListQuery) (api.
 	if err != nil {
 		return out, err
 	}
+	b.refresh(ctx, recs)
 	for _, rec := range recs {
 		if o := b.owner(rec.Handle); o != nil {
 			// The owner may know more than was worth saving.
