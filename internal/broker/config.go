@@ -103,8 +103,9 @@ type Limits struct {
 	Sweep time.Duration
 	// LogRetention is how long the log of a closed process is kept on its host
 	// (24 h), RecordRetention how long finished runs and their records are kept
-	// (7 days), RetentionEvery how often both are applied (10 min).
-	LogRetention, RecordRetention, RetentionEvery time.Duration
+	// (7 days), AuditRetention how long acts are (a year), RetentionEvery how
+	// often they are applied (10 min).
+	LogRetention, RecordRetention, AuditRetention, RetentionEvery time.Duration
 }
 
 // What one call may carry. MaxWrite and MaxRead are one frame's payload; the
@@ -160,6 +161,7 @@ func (l Limits) withDefaults() Limits {
 	span(&l.Sweep, 2*time.Second)
 	span(&l.LogRetention, 24*time.Hour)
 	span(&l.RecordRetention, 7*24*time.Hour)
+	span(&l.AuditRetention, 365*24*time.Hour)
 	span(&l.RetentionEvery, 10*time.Minute)
 	return l
 }

@@ -8,7 +8,7 @@ import (
 )
 
 // retain forgets what has been kept long enough: first logs on their hosts, then
-// the records of finished runs.
+// the records of finished runs, and the oldest acts of the audit record.
 func (b *Broker) retain(ctx context.Context) {
 	if err := b.forgetLogs(ctx); err != nil && ctx.Err() == nil {
 		b.log.Warn("old logs were not all forgotten", "error", err)
@@ -19,6 +19,9 @@ func (b *Broker) retain(ctx context.Context) {
 	}
 	if n > 0 {
 		b.log.Info("the records of old runs were forgotten", "runs", n)
+	}
+	if _, err := b.cfg.Store.DeleteAuditBefore(ctx, now().Add(-b.cfg.Limits.AuditRetention)); err != nil && ctx.Err() == nil {
+		b.log.Warn("old audit events were not forgotten", "error", err)
 	}
 }
 

@@ -68,6 +68,7 @@ type Config struct {
 
 	Retention struct {
 		Log    time.Duration `koanf:"log" doc:"Logs of closed processes are kept so long."`
+		Audit  time.Duration `koanf:"audit" doc:"Acts in the audit record are kept so long."`
 		Record time.Duration `koanf:"record" doc:"Records of finished runs, and with them their request ids, are kept so long."`
 	} `koanf:"retention"`
 
@@ -114,7 +115,7 @@ func Default() Config {
 	c.Relay.MaxJobs, c.Relay.MaxDaemons = 128, 128
 	c.Relay.MessageBytes = 16 << 20
 	c.Relay.RunTimeout, c.Relay.CancelTimeout = 30*time.Minute, 10*time.Second
-	c.Retention.Log, c.Retention.Record = 24*time.Hour, 7*24*time.Hour
+	c.Retention.Log, c.Retention.Record, c.Retention.Audit = 24*time.Hour, 7*24*time.Hour, 365*24*time.Hour
 	return c
 }
 
@@ -197,6 +198,7 @@ func (c *Config) Validate() error {
 		{"relay.run_timeout", c.Relay.RunTimeout, time.Second, 30 * 24 * time.Hour},
 		{"relay.cancel_timeout", c.Relay.CancelTimeout, 100 * time.Millisecond, 10 * time.Minute},
 		{"retention.log", c.Retention.Log, time.Minute, 10 * 365 * 24 * time.Hour},
+		{"retention.audit", c.Retention.Audit, time.Minute, 100 * 365 * 24 * time.Hour},
 		{"retention.record", c.Retention.Record, time.Minute, 10 * 365 * 24 * time.Hour},
 	} {
 		if d.v < d.min || d.v > d.max {

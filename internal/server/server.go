@@ -308,7 +308,7 @@ func brokerLimits(c config.Config) broker.Limits {
 		DefaultDeadline: c.Process.Deadline, DefaultSpool: c.Process.SpoolBytes, MaxSpool: c.Process.MaxSpoolBytes,
 		PerRun: c.Process.MaxPerRun, PerWorkspace: c.Process.MaxPerWorkspace, DefaultRunTTL: c.Run.TTL,
 		Lease: c.Host.Lease, LeaseEvery: c.Host.Lease / 30,
-		LogRetention: c.Retention.Log, RecordRetention: c.Retention.Record,
+		LogRetention: c.Retention.Log, RecordRetention: c.Retention.Record, AuditRetention: c.Retention.Audit,
 	}
 }
 
