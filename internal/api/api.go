@@ -73,6 +73,10 @@ type Winsize struct {
 	Cols uint16 `json:"cols" minimum:"1" maximum:"4096"`
 }
 
+// MinPids is the least limit of processes and threads: the runtime and the
+// container's init, both with threads of their own, count as well (about 20).
+const MinPids = 32
+
 // Limits bounds one process. Zero means the server's default.
 type Limits struct {
 	DeadlineMillis int64    `json:"deadline_ms,omitempty" minimum:"0" doc:"Wall time after which it is stopped; 0 is the server's default."`

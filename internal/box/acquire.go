@@ -118,7 +118,7 @@ func (s *Service) wanted(req api.BoxRequest) (store.Box, error) {
 	for _, err := range []error{
 		limit("cpu_millis", &b.Limits.CPUMillis, l.Default.CPUMillis, l.Max.CPUMillis, 10),
 		limit("memory_bytes", &b.Limits.MemoryBytes, l.Default.MemoryBytes, l.Max.MemoryBytes, 16<<20),
-		limit("pids", &b.Limits.Pids, l.Default.Pids, l.Max.Pids, 4),
+		limit("pids", &b.Limits.Pids, l.Default.Pids, l.Max.Pids, api.MinPids),
 		limit("idle_ms", &b.IdleMillis, l.Idle.Milliseconds(), l.MaxIdle.Milliseconds(), 1000),
 		checkMounts(b.Mounts, l.Mounts),
 	} {

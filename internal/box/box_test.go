@@ -205,7 +205,7 @@ func TestAcquireByKey(t *testing.T) {
 			r.t.Error("boxes without a key are the same")
 		}
 		for _, req := range []api.BoxRequest{
-			{Key: "k", Limits: api.BoxLimits{Pids: 7}}, {Key: "k", Limits: api.BoxLimits{CPUMillis: 10}}, {Key: "k", Limits: api.BoxLimits{MemoryBytes: 16 << 20}},
+			{Key: "k", Limits: api.BoxLimits{Pids: 77}}, {Key: "k", Limits: api.BoxLimits{CPUMillis: 10}}, {Key: "k", Limits: api.BoxLimits{MemoryBytes: 16 << 20}},
 			{Key: "k", Mounts: []api.Mount{{Source: "/a", Dest: "/b"}}}, {Key: "k", IdleMillis: 5000},
 		} {
 			_, err := r.s.Acquire(r.ctx, r.key, req)

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/stockade-run/stockade/internal/api"
 	"github.com/stockade-run/stockade/internal/cgroup"
 	"github.com/stockade-run/stockade/internal/errdefs"
 	"github.com/stockade-run/stockade/internal/ident"
@@ -94,6 +95,9 @@ func TestOnlyVolumesCanBeWritten(t *testing.T) {
 	}
 }
 
+// crowd starts 64 children. The limit must leave the runtime room to start at all.
+const crowd = "for i in $(seq 64); do sleep 0.5 & done; wait"
+
 func TestLimits(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, nil)
@@ -101,10 +105,9 @@ func TestLimits(t *testing.T) {
 		t.Skip("this machine lacks the cgroup controllers memory or pids")
 	}
 	id := f.put(nil)
-	spec := wire.ProcSpec{ID: newID(ident.Process), Box: id, Env: []string{"HOME=/"}, Pids: 5,
-		Argv: []string{"/bin/sh", "-c", "for i in 1 2 3 4 5 6 7 8; do sleep 0.5 & done; wait"}}
+	spec := wire.ProcSpec{ID: newID(ident.Process), Box: id, Env: []string{"HOME=/"}, Pids: api.MinPids, Argv: []string{"/bin/sh", "-c", crowd}}
 	if out, _ := f.runSpec(spec); !strings.Contains(strings.ToLower(out), "fork") {
-		t.Errorf("8 children with a limit of 5 processes: %q", out)
+		t.Errorf("64 children with a limit of 32 processes: %q", out)
 	}
 	spec = wire.ProcSpec{ID: newID(ident.Process), Box: id, Env: []string{"HOME=/"}, MemoryBytes: 32 << 20,
 		Argv: []string{"/bin/sh", "-c", "exec head -c 200000000 /dev/zero > /dev/shm/x"}}
@@ -112,9 +115,9 @@ func TestLimits(t *testing.T) {
 		t.Errorf("200 MB with a limit of 32 MiB: code %d, %q", code, out)
 	}
 	// The box's own limit holds without one of the process.
-	small := f.put(func(s *wire.BoxSpec) { s.Limits.Pids = 5 })
-	if out, _ := f.run(small, "", "/bin/sh", "-c", "for i in 1 2 3 4 5 6 7 8; do sleep 0.5 & done; wait"); !strings.Contains(strings.ToLower(out), "fork") {
-		t.Errorf("8 children in a box of 5 processes: %q", out)
+	small := f.put(func(s *wire.BoxSpec) { s.Limits.Pids = api.MinPids })
+	if out, _ := f.run(small, "", "/bin/sh", "-c", crowd); !strings.Contains(strings.ToLower(out), "fork") {
+		t.Errorf("64 children in a box of 32 processes: %q", out)
 	}
 }
 

@@ -135,7 +135,7 @@ func checkLimits(l api.Limits, bounds Limits) error {
 		ranged("deadline_ms", l.DeadlineMillis, 1, bounds.MaxDeadline.Milliseconds()),
 		ranged("spool_bytes", l.SpoolBytes, minSpool, bounds.MaxSpool),
 		ranged("memory_bytes", l.MemoryBytes, minMemory, api.MaxOffset),
-		ranged("pids", l.Pids, 1, maxPids),
+		ranged("pids", l.Pids, api.MinPids, maxPids),
 	} {
 		if err != nil {
 			return err

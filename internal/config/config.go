@@ -16,6 +16,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/stockade-run/stockade/internal/api"
 	"github.com/stockade-run/stockade/internal/errdefs"
 	"github.com/stockade-run/stockade/internal/ident"
 )
@@ -174,7 +175,7 @@ func (c *Config) Validate() error {
 		{"box.max_per_workspace", int64(c.Box.MaxPerWorkspace), 1, 10000},
 		{"box.cpu_millis", c.Box.CPUMillis, 10, 1_000_000},
 		{"box.memory_bytes", c.Box.MemoryBytes, 16 << 20, 1 << 45},
-		{"box.pids", c.Box.Pids, 16, 1 << 22},
+		{"box.pids", c.Box.Pids, api.MinPids, 1 << 22},
 		{"process.max_per_run", int64(c.Process.MaxPerRun), 1, 100000},
 		{"process.max_per_workspace", int64(c.Process.MaxPerWorkspace), 1, 100000},
 		{"process.spool_bytes", c.Process.SpoolBytes, 1 << 20, c.Process.MaxSpoolBytes},
