@@ -111,7 +111,7 @@ func TestSameWishSameDigest(t *testing.T) {
 		"argv split": func(r *api.OpenRequest) { r.Argv = []string{"ab"} }, "argv order": func(r *api.OpenRequest) { r.Argv = []string{"b", "a"} },
 		"cwd": func(r *api.OpenRequest) { r.Cwd = "x" }, "env": func(r *api.OpenRequest) { r.Env = map[string]string{"A": "1"} },
 		"stdin": func(r *api.OpenRequest) { r.Stdin = true }, "pty": func(r *api.OpenRequest) { r.PTY = &api.Winsize{Rows: 1, Cols: 1} },
-		"limits": func(r *api.OpenRequest) { r.Limits.Pids = 7 },
+		"limits": func(r *api.OpenRequest) { r.Limits.Pids = 77 },
 	} {
 		r := base
 		change(&r)
