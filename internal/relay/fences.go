@@ -148,9 +148,9 @@ func (h *Hub) ClearFence(_ context.Context, id, operator, reason string) (Fence,
 		// The disk first: a hub that dies here finds either the fence or none, and
 		// while it lives its memory still refuses.
 		t.disk.Lock()
-		err := h.state.unmark(t.key, true)
+		err := h.state.unmark(t.key)
 		if err == nil {
-			t.onDisk, t.told = false, false
+			t.disk.marker, t.disk.told = none, false
 		}
 		t.disk.Unlock()
 		if err != nil {
@@ -158,7 +158,7 @@ func (h *Hub) ClearFence(_ context.Context, id, operator, reason string) (Fence,
 		}
 	}
 	h.mu.Lock()
-	_, refused := h.apply(t, FenceEvent{Kind: Cleared})
+	refused := h.apply(t, FenceEvent{Kind: Cleared})
 	if refused == "" {
 		t.fence = nil
 	}

@@ -160,7 +160,7 @@ func (h *Hub) admit(l *link, id string) (reason string) {
 	l.socket, l.target, l.connected = h.sockets, t, time.Now()
 	l.seen.Store(l.connected.UnixNano())
 	l.out = outbox{ws: l.ws, max: h.lim.OutboxBytes, spawn: h.spawn, fail: l.lost}
-	if _, refused := h.apply(t, FenceEvent{Kind: Connected, Socket: l.socket}); refused != "" {
+	if refused := h.apply(t, FenceEvent{Kind: Connected, Socket: l.socket}); refused != "" {
 		return relaywire.ReasonTaken
 	}
 	t.link = l

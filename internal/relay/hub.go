@@ -59,11 +59,25 @@ type target struct {
 	link  *link  // of step.Socket
 	fence *Fence // while step.Fenced
 
-	disk   sync.Mutex // held around the marker's file operations
-	onDisk bool       // guarded by disk
-	told   bool       // evidence is on disk; guarded by disk
-	users  int        // goroutines between a step and its disk work; Hub.mu
+	disk  targetDisk // see settleDisk
+	users int        // goroutines between a step and its disk work; Hub.mu
 }
+
+// targetDisk is what the state directory holds of a target. Its lock is held around
+// file operations.
+type targetDisk struct {
+	sync.Mutex
+	marker markerState
+	told   bool // there may be evidence
+}
+
+type markerState uint8
+
+const (
+	none   markerState = iota
+	spare              // a file that only has to be renamed to be a marker
+	marked             // a marker
+)
 
 // NewHub checks the configuration, locks the state directory and loads its fences.
 // Call Stop when done.
@@ -88,7 +102,7 @@ func NewHub(cfg HubConfig) (*Hub, error) {
 			return nil, err
 		}
 		for _, f := range fences {
-			h.targets[f.Key] = &target{key: f.Key, id: f.DaemonID, step: Target{Fenced: true}, fence: &f, onDisk: true, told: true}
+			h.targets[f.Key] = &target{key: f.Key, id: f.DaemonID, step: Target{Fenced: true}, fence: &f, disk: targetDisk{marker: marked, told: true}}
 			h.held++
 			h.log.Warn("relay: a fence stands", "daemon", f.DaemonID, "cause", f.Cause)
 		}
@@ -144,41 +158,36 @@ func (h *Hub) at(id string) *target {
 
 // apply takes one step of a target and does everything of its effects that is not
 // disk work, at once, so that two steps cannot overtake each other. Hub.mu is held.
-// disk reports that the marker's file may have to change: the caller then calls
-// settleDisk without the lock.
-func (h *Hub) apply(t *target, e FenceEvent) (disk bool, refused relaywire.Code) {
+// The disk follows by settleDisk, which whoever owns the event calls without the lock.
+func (h *Hub) apply(t *target, e FenceEvent) (refused relaywire.Code) {
 	before := t.step
 	var effects []Effect
 	t.step, effects, refused = FenceStep(t.step, e)
 	for _, f := range effects {
 		switch f.Kind {
-		case Mark, Unmark:
-			disk = true
+		case Mark, Unmark: // settleDisk
 		case Dispatch:
 			if j := h.jobs[f.Job]; !j.dispatch() {
 				j.unsent = true
-				d, _ := h.apply(t, FenceEvent{Kind: CancelAsked, Job: f.Job})
-				disk = disk || d
+				h.apply(t, FenceEvent{Kind: CancelAsked, Job: f.Job})
 			}
 		case Revoke:
 			h.jobs[f.Job].tools.revoke()
 		case SendStop:
 			j := h.jobs[f.Job]
 			if j.unsent || j.link.out.withdraw(f.Job) {
-				d, _ := h.apply(t, FenceEvent{Kind: Withdrawn, Job: f.Job})
-				disk = disk || d
+				h.apply(t, FenceEvent{Kind: Withdrawn, Job: f.Job})
 			} else {
 				j.link.out.put(relaywire.Frame{Type: relaywire.Cancel, JobID: f.Job}, true)
 			}
 		case SetFence:
 			h.setFence(t, before, e, time.Now())
-			disk = true
 		case EndJob:
-			h.endJob(t, h.jobs[f.Job], f.End)
+			h.endJob(h.jobs[f.Job], f.End)
 		}
 	}
 	h.count(before, t)
-	return disk, refused
+	return refused
 }
 
 // count keeps held, tells those who wait, and forgets a target of which nothing is
@@ -226,30 +235,41 @@ func (h *Hub) settleDisk(t *target) error {
 	t.disk.Lock()
 	defer t.disk.Unlock()
 	h.mu.Lock()
-	want, id := t.step.wantsMarker(), t.id
+	want, connected, id := t.step.wantsMarker(), t.step.Socket != 0, t.id
 	var fence *Fence
 	if t.fence != nil {
 		f := t.fence.clone()
 		fence = &f
 	}
 	h.mu.Unlock()
-	if want && !t.onDisk {
-		if err := h.state.mark(t.key, id); err != nil {
+	if want && t.disk.marker != marked {
+		if err := h.state.mark(t.key, id, t.disk.marker == spare); err != nil {
+			t.disk.marker = none
 			return err
 		}
-		t.onDisk = true
+		t.disk.marker = marked
 	}
 	if fence != nil {
-		t.told = true
+		t.disk.told = true
 		return h.state.writeEvidence(*fence)
 	}
-	if !want && t.onDisk {
-		if err := h.state.unmark(t.key, t.told); err != nil {
-			return err
+	var err error
+	switch {
+	case want:
+	case t.disk.marker == marked && t.disk.told:
+		err = h.state.unmark(t.key)
+		t.disk.told = false
+		t.disk.marker = none
+	case t.disk.marker == marked:
+		if err = h.state.lay(t.key); err == nil {
+			t.disk.marker = spare
 		}
-		t.onDisk, t.told = false, false
 	}
-	return nil
+	if err == nil && !connected && t.disk.marker == spare {
+		err = h.state.discard(t.key)
+		t.disk.marker = none
+	}
+	return err
 }
 
 // checkID trims a daemon id and refuses one that no daemon can have.

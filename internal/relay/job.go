@@ -129,7 +129,7 @@ func (h *Hub) enter(j *Job, id string) error {
 			WithNext("wait for one to end, or raise the limit")
 	}
 	h.jobs[j.id] = j
-	if _, refused := h.apply(t, FenceEvent{Kind: JobAsked, Job: j.id}); refused != "" {
+	if refused := h.apply(t, FenceEvent{Kind: JobAsked, Job: j.id}); refused != "" {
 		delete(h.jobs, j.id)
 		return h.refusal(refused, id)
 	}
@@ -146,7 +146,7 @@ func (j *Job) dispatch() bool {
 }
 
 // endJob is told by the rules that the job ended. Hub.mu is held.
-func (h *Hub) endJob(_ *target, j *Job, end End) {
+func (h *Hub) endJob(j *Job, end End) {
 	j.end = end
 	j.link.remove(j.id, end)
 	close(j.ended)

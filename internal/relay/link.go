@@ -247,13 +247,11 @@ func (l *link) end(err error) {
 	t := l.target
 	t.link = nil
 	t.use()
-	disk, _ := h.apply(t, FenceEvent{Kind: Disconnected, Socket: l.socket})
+	h.apply(t, FenceEvent{Kind: Disconnected, Socket: l.socket})
 	fenced := t.step.Fenced
 	h.mu.Unlock()
 	l.ws.CloseNow()
-	if disk {
-		h.diskWork(t)
-	}
+	h.diskWork(t) // evidence, or away with a spare marker
 	h.unuse(t)
 	h.log.Info("relay: daemon disconnected", "daemon", t.id, "incarnation", l.socket, "fenced", fenced, "error", err)
 }

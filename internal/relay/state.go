@@ -22,6 +22,7 @@ import (
 // daemon id, in a file named by its SHA-256. The rest is ours.
 const (
 	markerSuffix   = ".pending"    // may have something running: a fence for the next hub
+	spareSuffix    = ".idle"       // a marker that means nothing, to be renamed to one that does
 	evidenceSuffix = ".fence.json" // what is known about a fence; a marker is beside it
 	auditFile      = "audit.jsonl" // one line per cleared fence
 	lockName       = "lock"
@@ -71,6 +72,13 @@ func openState(path, prefix string, now time.Time) (_ *stateDir, _ []Fence, err 
 // fences the id it is named after; one that says nothing at all stops the hub,
 // because nobody could be fenced by it.
 func (s *stateDir) load(now time.Time) ([]Fence, error) {
+	spares, err := filepath.Glob(filepath.Join(s.path, "*"+spareSuffix))
+	for _, name := range spares {
+		err = errors.Join(err, os.Remove(name))
+	}
+	if err != nil {
+		return nil, diskFailure(err, "the relay's spare markers cannot be removed")
+	}
 	names, err := filepath.Glob(filepath.Join(s.path, "*"+markerSuffix))
 	if err != nil {
 		return nil, diskFailure(err, "the relay's markers cannot be listed")
@@ -89,7 +97,7 @@ func (s *stateDir) load(now time.Time) ([]Fence, error) {
 		if id != "" && keyOf(id) != key {
 			// Named by hand, or two markers in one: the id it says is fenced too.
 			if _, err := os.Stat(filepath.Join(s.path, keyOf(id)+markerSuffix)); errors.Is(err, fs.ErrNotExist) {
-				if err := s.mark(keyOf(id), id); err != nil {
+				if err := s.mark(keyOf(id), id, false); err != nil {
 					return nil, err
 				}
 			}
@@ -134,39 +142,66 @@ func (s *stateDir) evidence(key, id string, now time.Time) Fence {
 	return f
 }
 
-// mark writes a marker and syncs it and its name. It must not exist.
-func (s *stateDir) mark(key, id string) error {
-	path := filepath.Join(s.path, key+markerSuffix)
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+// mark makes a marker and syncs it and its name. It must not exist. With spare, the
+// target's spare marker exists: renaming it costs one sync instead of two. After an
+// error neither is there.
+func (s *stateDir) mark(key, id string, spare bool) (err error) {
+	path, idle := filepath.Join(s.path, key+markerSuffix), filepath.Join(s.path, key+spareSuffix)
+	made := false
+	defer func() {
+		if err != nil {
+			_ = os.Remove(idle)
+			if made {
+				_ = os.Remove(path)
+			}
+		}
+	}()
+	if spare {
+		err = unix.Renameat2(unix.AT_FDCWD, idle, unix.AT_FDCWD, path, unix.RENAME_NOREPLACE)
+	} else {
+		var f *os.File
+		if f, err = os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600); err == nil {
+			made = true
+			_, err = f.WriteString(id)
+			if err == nil {
+				err = f.Sync()
+			}
+			err = errors.Join(err, f.Close())
+		}
+	}
 	if err != nil {
 		return err
 	}
-	_, err = f.WriteString(id)
-	if err == nil {
-		err = f.Sync()
-	}
-	err = errors.Join(err, f.Close())
-	if err == nil {
-		err = s.dir.Sync()
-	}
-	if err != nil {
-		os.Remove(path)
-	}
-	return err
+	made = true
+	return s.dir.Sync()
 }
 
-// unmark removes a marker and its evidence. Without sync a power cut may bring it
-// back: a fence too many, never one too few.
-func (s *stateDir) unmark(key string, sync bool) error {
-	if err := os.Remove(filepath.Join(s.path, key+markerSuffix)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+// lay turns a marker into the target's spare one. Without a sync: a power cut may
+// bring the marker back, a fence too many, never one too few.
+func (s *stateDir) lay(key string) error {
+	return os.Rename(filepath.Join(s.path, key+markerSuffix), filepath.Join(s.path, key+spareSuffix))
+}
+
+// discard removes a target's spare marker.
+func (s *stateDir) discard(key string) error {
+	return gone(os.Remove(filepath.Join(s.path, key+spareSuffix)))
+}
+
+// unmark removes a marker for good, and what is known about its fence.
+func (s *stateDir) unmark(key string) error {
+	if err := gone(os.Remove(filepath.Join(s.path, key+markerSuffix))); err != nil {
 		return err
-	}
-	if !sync {
-		return nil
 	}
 	// Evidence without a marker means nothing, so its removal may fail.
 	_ = os.Remove(filepath.Join(s.path, key+evidenceSuffix))
 	return s.dir.Sync()
+}
+
+func gone(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
 }
 
 // writeEvidence replaces what is known about a fence, in one step.
