@@ -236,7 +236,7 @@ func TestConcurrencyLimit(t *testing.T) {
 func TestIdleCallsEnd(t *testing.T) {
 	t.Parallel()
 	block := make(chan struct{})
-	b := setup(t, func(w http.ResponseWriter, r *http.Request) {
+	upstream := func(w http.ResponseWriter, r *http.Request) {
 		if strings.HasSuffix(r.URL.Path, "/begun") {
 			_, _ = io.WriteString(w, "x")
 			_ = http.NewResponseController(w).Flush()
@@ -245,13 +245,16 @@ func TestIdleCallsEnd(t *testing.T) {
 		case <-r.Context().Done():
 		case <-block:
 		}
-	}, func(c *Config) { c.Idle = 50 * time.Millisecond })
+	}
 	t.Cleanup(func() { close(block) })
-	res, body := b.do(http.MethodGet, "/silent", "", nil)
+	silent := setup(t, upstream, func(c *Config) { c.Idle = 50 * time.Millisecond })
+	res, body := silent.do(http.MethodGet, "/silent", "", nil)
 	if res.StatusCode != 504 || !strings.Contains(body, "50ms") {
 		t.Errorf("%d %s", res.StatusCode, body)
 	}
-	res, err := b.client.Get(b.routes[0].BaseURL + "/begun")
+	// Long enough for the first byte to arrive on a busy machine.
+	begun := setup(t, upstream, func(c *Config) { c.Idle = 2 * time.Second })
+	res, err := begun.client.Get(begun.routes[0].BaseURL + "/begun")
 	if err != nil {
 		t.Fatal(err)
 	}
