@@ -52,6 +52,12 @@ type (
 	KeyCreated        = api.KeyCreated
 	AuditEvent        = api.AuditEvent
 	Problem           = api.Problem
+	RelayJobRequest   = api.RelayJobRequest
+	RelayJobInfo      = api.RelayJob
+	RelayOutcome      = api.RelayOutcome
+	RelayDaemon       = api.RelayDaemon
+	RelayFence        = api.RelayFence
+	RelayLateFinish   = api.RelayLateFinish
 )
 
 // List is a page of records, newest first.

@@ -32,6 +32,8 @@ type serverKey struct{}
 //	make-image FORM PATH   layout or docker-save: an image around busybox
 //	host kill              SIGKILL the host program of the script's state directory
 //	await PATTERN CMD…     repeat a command until its output matches, for a minute
+//	daemon start NAME MODE DIR   a daemon of the relay whose state directory is DIR
+//	daemon stop NAME
 //	json FILE PATH NAME    set $NAME to a value of a JSON file, by a path like items.0.handle
 func TestScripts(t *testing.T) {
 	need.Runc(t)
@@ -46,6 +48,13 @@ func TestScripts(t *testing.T) {
 			env.Setenv("STOCKADE_STATE_DIR", filepath.Join(env.WorkDir, "state"))
 			env.Setenv("HOME", env.WorkDir)
 			env.Setenv("BIN", bin)
+			daemons := map[string]*scriptDaemon{}
+			env.Values[daemonsKey{}] = daemons
+			env.Defer(func() {
+				for _, d := range daemons {
+					d.stop()
+				}
+			})
 			env.Values[serverKey{}] = &scriptServer{bin: bin, state: filepath.Join(env.WorkDir, "state")}
 			env.Defer(func() {
 				if err := env.Values[serverKey{}].(*scriptServer).tidy(); err != nil {
@@ -60,6 +69,7 @@ func TestScripts(t *testing.T) {
 			"host":   hostCmd,
 			"json":   jsonCmd,
 			"await":  awaitCmd,
+			"daemon": daemonCmd,
 
 			"make-image": makeImageCmd(busybox),
 		},

@@ -52,6 +52,10 @@ func openRelay(c config.Config, state string, ledger dispatch.Ledger, log *slog.
 	if err != nil {
 		return nil, err
 	}
+	if token == "" && c.Relay.Profile == string(relay.Shared) {
+		return nil, errdefs.New(errdefs.Invalid, "the relay has no token for its daemons").
+			WithNext("name a file with --relay-token-file (stockade relay: --token-file); on an address that only you can reach, choose the profile dedicated")
+	}
 	if at.Token = token; token == "" && !loopback(at.Host) {
 		return nil, errdefs.New(errdefs.Invalid, "the relay would listen at %s for daemons without a token", c.Relay.Listen).
 			WithNext("name a file with a token with --relay-token-file, or listen on 127.0.0.1")

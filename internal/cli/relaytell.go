@@ -1,0 +1,135 @@
+package cli
+
+import (
+	"encoding/json"
+	"io"
+	"strings"
+)
+
+// relayTeller prints the events of a job for a person: the agent's text to standard
+// output, a word about the rest to standard error.
+type relayTeller struct {
+	out    io.Writer
+	say    func(format string, args ...any)
+	told   bool   // text of the present message was printed
+	open   bool   // the last line printed has no end yet
+	failed string // what run.failed said
+}
+
+// relayEvent is what is looked at of an event. Everything else is the caller's.
+type relayEvent struct {
+	Type string `json:"type"`
+	Data struct {
+		Chunk struct {
+			Content any  `json:"content"`
+			Final   bool `json:"is_final"`
+		} `json:"chunk"`
+		Message struct {
+			Content any `json:"content"`
+		} `json:"message"`
+		ToolName string `json:"tool_name"`
+		Text     string `json:"text"`
+		Action   string `json:"action"`
+		Error    string `json:"error"`
+		Code     string `json:"code"`
+	} `json:"data"`
+}
+
+// note remembers a failure, whichever way events are printed.
+func (t *relayTeller) note(raw json.RawMessage) {
+	var e relayEvent
+	if json.Unmarshal(raw, &e) == nil && e.Type == "run.failed" {
+		if t.failed = e.Data.Error; e.Data.Code != "" {
+			t.failed += " (" + e.Data.Code + ")"
+		}
+	}
+}
+
+func (t *relayTeller) tell(raw json.RawMessage) error {
+	var e relayEvent
+	if json.Unmarshal(raw, &e) != nil {
+		return nil // not of the shape known here: --json shows it
+	}
+	switch e.Type {
+	case "message.delta":
+		text := textOf(e.Data.Chunk.Content)
+		if e.Data.Chunk.Final && t.told {
+			text = "" // the whole text once more
+		}
+		err := t.print(text)
+		if e.Data.Chunk.Final {
+			t.end()
+		}
+		return err
+	case "message.completed", "run.completed":
+		text := textOf(e.Data.Message.Content)
+		if t.told {
+			text = ""
+		}
+		err := t.print(text)
+		t.end()
+		if e.Type == "run.completed" {
+			t.told = true
+		}
+		return err
+	case "tool.call.started":
+		t.end()
+		t.say("· %s", printable(e.Data.ToolName))
+	case "action.requested":
+		t.end()
+		t.say("· asks for: %s", printable(e.Data.Action))
+	case "processor.log":
+		t.end()
+		t.say("· %s", printable(e.Data.Text))
+	}
+	return nil
+}
+
+func (t *relayTeller) print(text string) error {
+	if text = printableText(text); text == "" {
+		return nil
+	}
+	t.told, t.open = true, !strings.HasSuffix(text, "\n")
+	_, err := io.WriteString(t.out, text)
+	return err
+}
+
+// end ends a line that is open.
+func (t *relayTeller) end() {
+	if t.open {
+		_, _ = io.WriteString(t.out, "\n")
+		t.open = false
+	}
+}
+
+// textOf is the text of a message: a string, or the text elements of a list.
+func textOf(content any) string {
+	switch c := content.(type) {
+	case string:
+		return c
+	case []any:
+		var all []string
+		for _, e := range c {
+			if m, ok := e.(map[string]any); ok {
+				if s, ok := m["text"].(string); ok {
+					all = append(all, s)
+				}
+			}
+		}
+		return strings.Join(all, " ")
+	}
+	return ""
+}
+
+// printableText is printable for text of several lines.
+func printableText(s string) string {
+	lines := strings.Split(s, "\n")
+	for i, l := range lines {
+		fields := strings.Split(l, "\t")
+		for j, f := range fields {
+			fields[j] = printable(strings.TrimSuffix(f, "\r"))
+		}
+		lines[i] = strings.Join(fields, "\t")
+	}
+	return strings.Join(lines, "\n")
+}
