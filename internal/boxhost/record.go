@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/stockade-run/stockade/internal/durable"
 	"github.com/stockade-run/stockade/internal/errdefs"
 	"github.com/stockade-run/stockade/internal/oci"
 	"github.com/stockade-run/stockade/internal/wire"
@@ -62,36 +63,11 @@ func (m *Manager) record(b *box) error {
 	if err != nil {
 		return err
 	}
-	if err := writeDurable(filepath.Join(dir, recordFile), js, 0o600); err != nil {
+	if err := durable.Write(dir, recordFile, js); err != nil {
 		return fmt.Errorf("record a box: %w", err)
 	}
-	if err := syncDir(m.boxesDir()); err != nil {
+	if err := durable.SyncDir(m.boxesDir()); err != nil {
 		return fmt.Errorf("record a box: %w", err)
 	}
 	return nil
-}
-
-// writeDurable replaces a file; after it returned, a power cut leaves the new
-// content, and before that the old or the new one.
-func writeDurable(path string, content []byte, mode os.FileMode) error {
-	f, err := os.OpenFile(path+".new", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, mode)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(content)
-	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return err
-	}
-	if err := os.Rename(path+".new", path); err != nil {
-		return err
-	}
-	return syncDir(filepath.Dir(path))
-}
-
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
 }

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stockade-run/stockade/internal/cgroup"
+	"github.com/stockade-run/stockade/internal/durable"
 	"github.com/stockade-run/stockade/internal/errdefs"
 	"github.com/stockade-run/stockade/internal/netns"
 )
@@ -124,7 +125,7 @@ func (m *Manager) discard(id string) error {
 	if err := removeTree(dir); err != nil {
 		return err
 	}
-	return syncDir(m.boxesDir())
+	return durable.SyncDir(m.boxesDir())
 }
 
 // removeDepth is how many directories deep removeTree goes with one descriptor

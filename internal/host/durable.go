@@ -5,51 +5,20 @@ import (
 	"fmt"
 	"hash/crc32"
 	"os"
-	"path/filepath"
 	"strings"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/stockade-run/stockade/internal/durable"
 	"github.com/stockade-run/stockade/internal/errdefs"
 )
 
-// writeDurable replaces dir/name in one step that survives a power cut. After an
-// error the old file, or none, is there; never half of the new one.
+// writeDurable is durable.Write with a coded error.
 func writeDurable(dir, name string, content []byte) error {
-	path := filepath.Join(dir, name)
-	tmp := path + ".tmp"
-	err := writeSynced(tmp, content)
-	if err == nil {
-		err = os.Rename(tmp, path)
-	}
-	if err == nil {
-		err = syncDir(dir)
-	}
-	if err != nil {
-		os.Remove(tmp)
+	if err := durable.Write(dir, name, content); err != nil {
 		return diskError(err, "write %s", name)
 	}
 	return nil
-}
-
-func writeSynced(path string, content []byte) error {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(content)
-	if err == nil {
-		err = f.Sync()
-	}
-	return errors.Join(err, f.Close())
-}
-
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
 }
 
 // diskError gives a failed write its code: a full disk is a limit that was

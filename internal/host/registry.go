@@ -12,6 +12,7 @@ import (
 
 	"github.com/stockade-run/stockade/internal/api"
 	"github.com/stockade-run/stockade/internal/boxhost"
+	"github.com/stockade-run/stockade/internal/durable"
 	"github.com/stockade-run/stockade/internal/errdefs"
 	"github.com/stockade-run/stockade/internal/ident"
 	"github.com/stockade-run/stockade/internal/oci"
@@ -223,7 +224,7 @@ func (g *registry) accept(ctx context.Context, spec wire.ProcSpec, text []byte) 
 	if err := g.prepare(ctx, spec, dir); err != nil {
 		return nil, err
 	}
-	if err := syncDir(g.dir); err != nil {
+	if err := durable.SyncDir(g.dir); err != nil {
 		return nil, diskError(err, "make a process directory durable")
 	}
 	if err := writeSpec(dir, text); err != nil {
@@ -252,7 +253,7 @@ func (g *registry) bury(id, reason string) (*proc, error) {
 	st.Proof = &wire.Proof{Method: "never_started", BootID: g.boot, EmptyAt: now}
 	err := shim.WriteExit(dir, st)
 	if err == nil {
-		if serr := syncDir(g.dir); serr != nil {
+		if serr := durable.SyncDir(g.dir); serr != nil {
 			err = diskError(serr, "make a process directory durable")
 		}
 	}

@@ -14,6 +14,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/stockade-run/stockade/internal/durable"
 	"github.com/stockade-run/stockade/internal/errdefs"
 	"github.com/stockade-run/stockade/internal/tartree"
 	"github.com/stockade-run/stockade/internal/wire"
@@ -265,17 +266,7 @@ func (s *Store) write(dir string, r record) error {
 	if err != nil {
 		return err
 	}
-	path := filepath.Join(s.dir, dir, "image.json")
-	f, err := os.OpenFile(path+".new", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return fmt.Errorf("record an image: %w", err)
-	}
-	_, err = f.Write(b)
-	err = errors.Join(err, f.Sync(), f.Close())
-	if err == nil {
-		err = os.Rename(path+".new", path)
-	}
-	if err != nil {
+	if err := durable.Write(filepath.Join(s.dir, dir), "image.json", b); err != nil {
 		return fmt.Errorf("record an image: %w", err)
 	}
 	return nil

@@ -24,6 +24,7 @@ import (
 	"github.com/pressly/goose/v3"
 	driver "modernc.org/sqlite"
 
+	"github.com/stockade-run/stockade/internal/durable"
 	"github.com/stockade-run/stockade/internal/errdefs"
 	"github.com/stockade-run/stockade/internal/store"
 )
@@ -210,12 +211,7 @@ func prepareFile(path string) error {
 	}
 	if st.Size() == 0 {
 		// A new file must still have its name after a power cut.
-		d, err := os.Open(filepath.Dir(path))
-		if err != nil {
-			return fail(err)
-		}
-		defer d.Close()
-		if err := d.Sync(); err != nil {
+		if err := durable.SyncDir(filepath.Dir(path)); err != nil {
 			return fail(err)
 		}
 	}
