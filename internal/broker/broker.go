@@ -8,6 +8,7 @@ import (
 
 	"github.com/stockade-run/stockade/internal/api"
 	"github.com/stockade-run/stockade/internal/errdefs"
+	"github.com/stockade-run/stockade/internal/gateway"
 	"github.com/stockade-run/stockade/internal/host"
 	"github.com/stockade-run/stockade/internal/process"
 	"github.com/stockade-run/stockade/internal/store"
@@ -32,7 +33,7 @@ type Broker struct {
 	running bool
 	owners  map[string]*owner
 	revive  map[string]int // handles whose owner failed, and how often
-	routes  map[string][]Route
+	routes  map[string][]gateway.Route
 	ending  map[string]*finishing
 }
 
@@ -44,7 +45,7 @@ func New(cfg Config) (*Broker, error) {
 	cfg.Limits = cfg.Limits.withDefaults()
 	b := &Broker{
 		cfg: cfg, log: cfg.Logger, targets: map[string]*target{},
-		owners: map[string]*owner{}, revive: map[string]int{}, routes: map[string][]Route{}, ending: map[string]*finishing{},
+		owners: map[string]*owner{}, revive: map[string]int{}, routes: map[string][]gateway.Route{}, ending: map[string]*finishing{},
 	}
 	if b.log == nil {
 		b.log = slog.New(slog.DiscardHandler)

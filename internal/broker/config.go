@@ -8,6 +8,7 @@ import (
 	"github.com/stockade-run/stockade/internal/api"
 	"github.com/stockade-run/stockade/internal/driver"
 	"github.com/stockade-run/stockade/internal/errdefs"
+	"github.com/stockade-run/stockade/internal/gateway"
 	"github.com/stockade-run/stockade/internal/ident"
 	"github.com/stockade-run/stockade/internal/store"
 )
@@ -42,33 +43,16 @@ type Signer interface {
 	Public() []byte
 }
 
-// Gateway is what the broker needs of the model gateway (package gateway, whose
-// Grant and Route have the same fields).
+// Gateway is what the broker needs of the model gateway; *gateway.Gateway has it.
 type Gateway interface {
 	// Check refuses unknown providers, opening nothing.
 	Check(providers []string) error
 	// Open begins to serve a run; opening an open run again returns its routes.
-	Open(ctx context.Context, g Grant) ([]Route, error)
+	Open(ctx context.Context, g gateway.Grant) ([]gateway.Route, error)
 	// CloseRun ends a run's rights, calls in flight included, before it returns nil.
 	CloseRun(ctx context.Context, run string) error
 	// Env merges the environments of routes.
-	Env(routes []Route) map[string]string
-}
-
-// Grant is what one run may reach.
-type Grant struct {
-	Run       string
-	NetNS     string
-	Providers []string
-	Ports     map[string]int
-}
-
-// Route is the way to one provider from inside the box.
-type Route struct {
-	Provider string
-	Port     int
-	BaseURL  string
-	Env      map[string]string
+	Env(routes []gateway.Route) map[string]string
 }
 
 // Limits bounds what callers may ask for and how long the broker goes on. Zero

@@ -5,16 +5,17 @@ import (
 
 	"github.com/stockade-run/stockade/internal/api"
 	"github.com/stockade-run/stockade/internal/errdefs"
+	"github.com/stockade-run/stockade/internal/gateway"
 	"github.com/stockade-run/stockade/internal/store"
 )
 
-func (b *Broker) routesOf(run string) []Route {
+func (b *Broker) routesOf(run string) []gateway.Route {
 	b.mu.RLock()
 	defer b.mu.RUnlock()
 	return b.routes[run]
 }
 
-func (b *Broker) setRoutes(run string, routes []Route) {
+func (b *Broker) setRoutes(run string, routes []gateway.Route) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if routes == nil {
@@ -26,7 +27,7 @@ func (b *Broker) setRoutes(run string, routes []Route) {
 
 // openRoutes opens the model routes of a run inside its box, on the recorded
 // ports. Opening them again does nothing.
-func (b *Broker) openRoutes(ctx context.Context, run store.Run, here *link) ([]Route, error) {
+func (b *Broker) openRoutes(ctx context.Context, run store.Run, here *link) ([]gateway.Route, error) {
 	if b.cfg.Gateway == nil {
 		return nil, errdefs.New(errdefs.Unavailable, "the run was granted models, and this server has no model providers any more")
 	}
@@ -34,7 +35,7 @@ func (b *Broker) openRoutes(ctx context.Context, run store.Run, here *link) ([]R
 	if err != nil {
 		return nil, err
 	}
-	g := Grant{Run: run.ID, NetNS: box.NetNS, Ports: map[string]int{}}
+	g := gateway.Grant{Run: run.ID, NetNS: box.NetNS, Ports: map[string]int{}}
 	for _, m := range run.Models {
 		g.Providers = append(g.Providers, m.Provider)
 		g.Ports[m.Provider] = m.Port

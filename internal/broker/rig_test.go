@@ -14,6 +14,7 @@ import (
 	"github.com/stockade-run/stockade/internal/api"
 	"github.com/stockade-run/stockade/internal/authz"
 	"github.com/stockade-run/stockade/internal/errdefs"
+	"github.com/stockade-run/stockade/internal/gateway"
 	"github.com/stockade-run/stockade/internal/host/hosttest"
 	"github.com/stockade-run/stockade/internal/ident"
 	"github.com/stockade-run/stockade/internal/secret"
@@ -217,14 +218,14 @@ func (s *shaky) set(f func(n int, p store.Process) error) {
 // fakeGateway remembers what it opened.
 type fakeGateway struct {
 	mu     sync.Mutex
-	open   map[string]Grant
+	open   map[string]gateway.Grant
 	opened int
 	closed []string
 	fail   error
 	shift  int // added to every port
 }
 
-func newFakeGateway() *fakeGateway { return &fakeGateway{open: map[string]Grant{}} }
+func newFakeGateway() *fakeGateway { return &fakeGateway{open: map[string]gateway.Grant{}} }
 
 func (g *fakeGateway) restart() {
 	g.mu.Lock()
@@ -241,7 +242,7 @@ func (g *fakeGateway) Check(names []string) error {
 	return nil
 }
 
-func (g *fakeGateway) Open(_ context.Context, grant Grant) ([]Route, error) {
+func (g *fakeGateway) Open(_ context.Context, grant gateway.Grant) ([]gateway.Route, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.fail != nil {
@@ -249,9 +250,9 @@ func (g *fakeGateway) Open(_ context.Context, grant Grant) ([]Route, error) {
 	}
 	g.opened++
 	g.open[grant.Run] = grant
-	var routes []Route
+	var routes []gateway.Route
 	for _, p := range grant.Providers {
-		routes = append(routes, Route{Provider: p, Port: grant.Ports[p] + g.shift, BaseURL: "http://127.0.0.1/" + p,
+		routes = append(routes, gateway.Route{Provider: p, Port: grant.Ports[p] + g.shift, BaseURL: "http://127.0.0.1/" + p,
 			Env: map[string]string{"OPENAI_BASE_URL": "http://127.0.0.1/" + p, "OPENAI_API_KEY": "placeholder"}})
 	}
 	return routes, nil
@@ -268,7 +269,7 @@ func (g *fakeGateway) CloseRun(_ context.Context, run string) error {
 	return nil
 }
 
-func (g *fakeGateway) Env(routes []Route) map[string]string {
+func (g *fakeGateway) Env(routes []gateway.Route) map[string]string {
 	env := map[string]string{}
 	for _, r := range routes {
 		for k, v := range r.Env {

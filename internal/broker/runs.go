@@ -10,6 +10,7 @@ import (
 	"github.com/stockade-run/stockade/internal/api"
 	"github.com/stockade-run/stockade/internal/authz"
 	"github.com/stockade-run/stockade/internal/errdefs"
+	"github.com/stockade-run/stockade/internal/gateway"
 	"github.com/stockade-run/stockade/internal/ident"
 	"github.com/stockade-run/stockade/internal/secret"
 	"github.com/stockade-run/stockade/internal/store"
@@ -104,7 +105,7 @@ func (b *Broker) createRun(ctx context.Context, p authz.Principal, req api.RunRe
 	}
 	if here != nil {
 		routes, err := b.openRoutes(ctx, run, here)
-		if err == nil && slices.ContainsFunc(routes, func(r Route) bool { return r.Port != port }) {
+		if err == nil && slices.ContainsFunc(routes, func(r gateway.Route) bool { return r.Port != port }) {
 			// A restart could not restore another port than the recorded one.
 			again, err = true, errdefs.New(errdefs.Unavailable, "port %d in the box is taken by a process of an earlier run", port).
 				WithNext("close what still runs in the box, or acquire a new one")
@@ -183,7 +184,7 @@ func (b *Broker) run(ctx context.Context, r store.Run) (api.Run, error) {
 	routes := b.routesOf(r.ID)
 	for _, m := range r.Models {
 		route := api.ModelRoute{Provider: m.Provider, Env: map[string]string{}, Requests: m.Requests, BytesUp: m.BytesUp, BytesDown: m.BytesDown}
-		if i := slices.IndexFunc(routes, func(x Route) bool { return x.Provider == m.Provider }); i >= 0 {
+		if i := slices.IndexFunc(routes, func(x gateway.Route) bool { return x.Provider == m.Provider }); i >= 0 {
 			route.BaseURL, route.Env = routes[i].BaseURL, routes[i].Env
 		}
 		out.Models = append(out.Models, route)

@@ -94,7 +94,7 @@ func Run(ctx context.Context, o Options) (err error) {
 	}
 
 	brk, err := broker.New(broker.Config{
-		Store: ledger, Signer: signer, Gateway: gatewayAdapter{gw}, Logger: log, Limits: brokerLimits(o.Config),
+		Store: ledger, Signer: signer, Gateway: gw, Logger: log, Limits: brokerLimits(o.Config),
 		Targets: []broker.TargetConfig{{Name: localTarget, Driver: local, MaxBoxes: o.Config.Box.MaxPerTarget}},
 	})
 	if err != nil {
@@ -281,26 +281,6 @@ func openGateway(c config.Config, usage gateway.Usage, log *slog.Logger) (*gatew
 		log.Info("model provider", "provider", m.String(), "key", key != "")
 	}
 	return gateway.New(gateway.Config{Providers: providers, Usage: usage, Logger: log})
-}
-
-// gatewayAdapter gives the broker its own words for the gateway's.
-type gatewayAdapter struct{ *gateway.Gateway }
-
-func (g gatewayAdapter) Open(ctx context.Context, grant broker.Grant) ([]broker.Route, error) {
-	routes, err := g.Gateway.Open(ctx, gateway.Grant(grant))
-	out := make([]broker.Route, len(routes))
-	for i, r := range routes {
-		out[i] = broker.Route(r)
-	}
-	return out, err
-}
-
-func (g gatewayAdapter) Env(routes []broker.Route) map[string]string {
-	in := make([]gateway.Route, len(routes))
-	for i, r := range routes {
-		in[i] = gateway.Route(r)
-	}
-	return g.Gateway.Env(in)
 }
 
 func brokerLimits(c config.Config) broker.Limits {
