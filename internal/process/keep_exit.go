@@ -14,7 +14,9 @@ const sigkill = 9
 // The init's report counts only when its own wait status agrees with it. Then
 // what it says is what happened, unless a deadline or an expired lease came
 // before the report (the kind is deadline, whatever the command made of SIGTERM)
-// or the kernel killed the command for memory (the kind is oom).
+// or the kernel killed the command for memory (the kind is oom). A code of 0 is
+// no success where output could not be kept: the command may have been stopped
+// for that, and whoever reads less than it wrote must not take it for all.
 func (s KeepState) conclude() api.Exit {
 	switch {
 	case !s.Begun:
@@ -31,6 +33,8 @@ func (s KeepState) conclude() api.Exit {
 		return s.annotate(api.Exit{Kind: api.ExitDeadline, Detail: s.lateness(agreed)})
 	case s.OOMKills > 0 && !s.Killed && (killed || agreed && s.Report.Kind == api.ExitSignalled && s.Report.Signal == SignalName(sigkill)):
 		return s.annotate(api.Exit{Kind: api.ExitOOM})
+	case agreed && s.Report.Kind == api.ExitExited && s.Report.Code == 0 && s.LogDetail != "":
+		return s.annotate(api.Exit{Kind: api.ExitUnknown, Detail: "it exited with code 0, which is no success without its output"})
 	case agreed && s.Report.Kind == api.ExitExited:
 		code := s.Report.Code
 		return s.annotate(api.Exit{Kind: api.ExitExited, Code: &code})

@@ -47,6 +47,9 @@ func TestConcludeExhaustively(t *testing.T) {
 					if bits&16 != 0 && !(strings.Contains(r.Exit.Detail, "LOG") && strings.Contains(r.Exit.Detail, "DRAIN")) {
 						t.Fatalf("the detail does not say that output is missing: %q", r.Exit.Detail)
 					}
+					if bits&16 != 0 && r.Exit.Code != nil && *r.Exit.Code == 0 {
+						t.Fatalf("a success although its output could not be kept, from %+v", s)
+					}
 					n++
 				}
 			}
