@@ -20,6 +20,7 @@ import (
 
 	"github.com/stockade-run/stockade/internal/errdefs"
 	"github.com/stockade-run/stockade/internal/host"
+	"github.com/stockade-run/stockade/internal/osproc"
 	"github.com/stockade-run/stockade/internal/shim"
 )
 
@@ -48,8 +49,12 @@ func run(args []string, stdout, stderr io.Writer) int {
 		return shim.InitMain(args[1:])
 	case "shim":
 		return runShim(args[1:], stderr)
+	case osproc.KeeperCommand:
+		return osproc.KeeperMain()
 	case "serve":
 		return runServe(args[1:], stderr)
+	case "relay-connect":
+		return runRelay(args[1:], stderr)
 	case "version", "--version":
 		fmt.Fprintln(stdout, Version())
 		return 0
@@ -66,6 +71,7 @@ func usage(w io.Writer) {
 	fmt.Fprint(w, `stockade-host runs processes for a Stockade server on this machine.
 
   stockade-host serve --dir DIR [options]   the host program; see serve --help
+  stockade-host relay-connect [options]     run agents for a relay hub; see relay-connect --help
   stockade-host version                     print the version
 `)
 }

@@ -33,10 +33,14 @@ var Floors = []Floor{
 	}},
 	{"shapes", []Room{
 		{"internal/api", true, "JSON shapes of the public API"},
+		{"internal/agent", true, "a coding agent's run: launch, lines in, events out"},
 	}},
 	{"rules", []Room{
 		{"internal/wire", true, "host API shapes, log frames"},
 		{"internal/authz", true, "who may do what"},
+		{"internal/agent/acp", true, "codec of the Agent Client Protocol"},
+		{"internal/agent/claude", true, "codec of Claude Code's command line"},
+		{"internal/agent/codex", true, "codec of the Codex CLI's app server"},
 		{"internal/relaywire", true, "coding-relay-v1: frames, limits, codes"},
 	}},
 	{"life", []Room{
@@ -56,6 +60,7 @@ var Floors = []Floor{
 	{"mechanism", []Room{
 		{"internal/store/sqlite", false, "the ledger in SQLite"},
 		{"internal/store/storetest", false, "conformance suite of the ledger"},
+		{"internal/osproc", false, "a tree of processes, ended with a proof or without one"},
 		{"internal/oci", false, "finding a runtime; the container's specification"},
 		{"internal/image", false, "OCI layouts and docker-save tars, unpacked by digest"},
 	}},
@@ -67,6 +72,7 @@ var Floors = []Floor{
 	{"links", []Room{
 		{"internal/host", false, "the host program and its client"},
 		{"internal/gateway", false, "what a run may reach"},
+		{"internal/relayclient", false, "the machine's side of coding-relay-v1: agents as jobs"},
 		{"internal/relay", false, "the hub of coding-relay-v1 and its fences"},
 		{"internal/metrics", false, "counters and histograms"},
 	}},
