@@ -77,6 +77,16 @@ func (h *Hub) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}()
 }
 
+// farewell is how long a peer that was told to go may take to say goodbye.
+const farewell = time.Second
+
+// bye closes with a reason that the peer has a chance to read.
+func (l *link) bye(code websocket.StatusCode, reason string) {
+	late := time.AfterFunc(farewell, func() { l.wire.Close() })
+	defer late.Stop()
+	l.ws.Close(code, reason)
+}
+
 // serve is the link's reader goroutine: handshake, then frames until the end.
 func (l *link) serve() {
 	h := l.hub
@@ -88,7 +98,7 @@ func (l *link) serve() {
 	switch {
 	case reason != "":
 		h.log.Warn("relay: a daemon was refused", "remote", l.remote, "reason", reason)
-		l.ws.Close(relaywire.CloseRefused, reason)
+		l.bye(relaywire.CloseRefused, reason)
 		return
 	case err != nil:
 		// A time-out or no JSON: dropped without a word, as the protocol has it.

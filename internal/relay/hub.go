@@ -430,7 +430,7 @@ func (h *Hub) Stop(context.Context) error {
 	}
 	for _, t := range h.targets {
 		if l := t.link; l != nil {
-			h.spawn(func() { l.ws.Close(relaywire.CloseGoingAway, relaywire.ReasonStopping) })
+			h.spawn(func() { l.bye(relaywire.CloseGoingAway, relaywire.ReasonStopping) })
 		}
 	}
 	h.mu.Unlock()
