@@ -47,6 +47,7 @@ type fakeHost struct {
 	server *http.Server
 	queue  chan net.Conn
 	closed chan struct{}
+	answer int64          // most output in one answer that is not followed; 0: as asked
 	late   sync.WaitGroup // requests that are carried out after their connection broke
 }
 
@@ -477,6 +478,11 @@ func (h *fakeHost) readLog(w http.ResponseWriter, r *http.Request) {
 	if most == 0 {
 		most = 1 << 20
 	}
+	h.mu.Lock()
+	if h.answer > 0 {
+		most = min(most, h.answer)
+	}
+	h.mu.Unlock()
 	limit := time.NewTimer(time.Duration(wait) * time.Millisecond)
 	defer limit.Stop()
 	control := http.NewResponseController(w)

@@ -220,6 +220,25 @@ func (r *logReader) next(ctx context.Context) (host.Batch, error) {
 	}
 }
 
+// known is where the log ends, as far as its host can say it now.
+func (r *logReader) known(ctx context.Context) int64 {
+	if r.o != nil {
+		r.o.correct(ctx)
+		if v := r.o.view.Load(); v != nil && v.err == nil {
+			return v.rec.Log.Next
+		}
+	}
+	return r.rec.Log.Next
+}
+
+// again lets next ask anew, without waiting, from where the last answer ended.
+func (r *logReader) again() {
+	if r.body != nil {
+		_ = r.body.Close()
+	}
+	r.body, r.frames, r.ended, r.q.wait = nil, nil, false, 0
+}
+
 // ask begins an answer: from the host that keeps the log, or made here when no
 // host has anything to say.
 func (r *logReader) ask(ctx context.Context) error {

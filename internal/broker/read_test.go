@@ -260,6 +260,29 @@ func TestStreamWithoutFollow(t *testing.T) {
 	})
 }
 
+// One answer of a host carries only so much; a stream that is not followed still
+// brings the whole log, of a live process and of one that has ended.
+func TestStreamWithoutFollowBringsEverything(t *testing.T) {
+	t.Parallel()
+	inBubble(t, Limits{}, func(r *rig) {
+		r.host.set(func() { r.host.answer = 3 })
+		p := r.open("one")
+		r.host.output(p.Handle, wire.KindStdout, "0123456789")
+		whole := func(eof bool) {
+			s, err := r.b.Stream(r.ctx, r.run, p.Handle, StreamQuery{})
+			r.ok(err)
+			defer s.Close()
+			if got, last := drain(r.t, s); got != "0123456789" || last.EOF != eof || last.Next != cursorAt(p.Handle, 10) {
+				r.t.Fatalf("got %q, %+v", got, last)
+			}
+		}
+		whole(false)
+		r.host.exit(p.Handle, 0)
+		r.becomes(p.Handle, api.StateClosed)
+		whole(true)
+	})
+}
+
 // A log can be followed from the moment of its open, before anything started.
 func TestFollowBeforeTheStart(t *testing.T) {
 	t.Parallel()

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stockade-run/stockade/internal/authz"
 	"github.com/stockade-run/stockade/internal/errdefs"
+	"github.com/stockade-run/stockade/internal/host"
 	"github.com/stockade-run/stockade/internal/wire"
 )
 
@@ -31,6 +32,8 @@ type StreamQuery struct {
 type LogStream struct {
 	ctx    context.Context
 	r      *logReader
+	end    int64 // not followed: where the log ended when it was opened
+	asked  int64 // not followed: where the last question to the host began
 	note   []byte
 	any    bool      // output was handed on
 	away   time.Time // since when the host has been away
@@ -38,17 +41,23 @@ type LogStream struct {
 }
 
 // Stream opens a log as frames, checksums and order already checked. A followed
-// log goes on through a restart of its host program.
+// log goes on through a restart of its host program; one that is not followed
+// goes at least to where the log ended when it was opened, however long it is.
 func (b *Broker) Stream(ctx context.Context, p authz.Principal, handle string, q StreamQuery) (*LogStream, error) {
 	lq := logQuery{cursor: q.Cursor, wait: q.Wait, follow: q.Follow, ack: q.Ack}
 	if q.Follow {
 		lq.wait = 0
+	} else {
+		lq.max = host.MaxLogBytes
 	}
 	r, err := b.openLog(ctx, p, handle, lq)
 	if err != nil {
 		return nil, err
 	}
-	s := &LogStream{ctx: ctx, r: r}
+	s := &LogStream{ctx: ctx, r: r, asked: r.at}
+	if !q.Follow {
+		s.end = r.known(ctx)
+	}
 	// The first question is asked here, so that its error is an answer and not a
 	// broken stream. A followed start is waited for in Next.
 	if r.o == nil || lifeOf(r.rec).Acked() {
@@ -88,7 +97,7 @@ func (s *LogStream) batch() ([]byte, error) {
 			if again {
 				continue
 			}
-			return s.end(wire.StatusFrame{Next: s.r.at, Oldest: s.r.oldest})
+			return s.last(wire.StatusFrame{Next: s.r.at, Oldest: s.r.oldest})
 		case err != nil:
 			return nil, err
 		case batch.Gap != nil:
@@ -98,7 +107,10 @@ func (s *LogStream) batch() ([]byte, error) {
 			if problem := batch.Status.Error; problem != nil && !s.any {
 				return nil, problem.Err() // there is no way on from here
 			}
-			return s.end(*batch.Status)
+			if s.more(*batch.Status) {
+				continue
+			}
+			return s.last(*batch.Status)
 		}
 		s.away, s.any = time.Time{}, true
 		return batch.Frames, nil
@@ -143,7 +155,18 @@ func (s *LogStream) broken(err error) (bool, error) {
 	}
 }
 
-func (s *LogStream) end(status wire.StatusFrame) ([]byte, error) {
+// more reports whether the host is to be asked again, because one answer of it
+// carries only so much. An answer that brought nothing is the last.
+func (s *LogStream) more(status wire.StatusFrame) bool {
+	if s.r.q.follow || status.EOF || status.Error != nil || s.r.at >= s.end || s.r.at <= s.asked {
+		return false
+	}
+	s.asked = s.r.at
+	s.r.again()
+	return true
+}
+
+func (s *LogStream) last(status wire.StatusFrame) ([]byte, error) {
 	out, err := s.r.status(s.ctx, status)
 	if err != nil {
 		return nil, err
