@@ -285,8 +285,10 @@ type Store interface {
 
 	// CreateRun inserts r, active, if its box is ready and in the same workspace
 	// (else not_found or conflict), and is not bound exclusively by another
-	// unfinished run, nor r exclusive while any other is unfinished (conflict).
-	// Its target must be the box's (invalid). Touches the box.
+	// unfinished run, nor r exclusive while any other is unfinished (conflict),
+	// and no fence stands on it or its whole target (fenced): what may still run
+	// there would share the run's rights. Its target must be the box's (invalid).
+	// Touches the box.
 	CreateRun(ctx context.Context, r Run) error
 	Run(ctx context.Context, s Scope, id string) (Run, error)
 	// SetRunState moves it forward: active, finishing, finished. Moving to where

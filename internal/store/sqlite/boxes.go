@@ -157,11 +157,7 @@ func (s *Store) SetBoxState(ctx context.Context, id string, state api.BoxState) 
 
 // unused returns why a box may not be removed.
 func (t *tx) unused(b store.Box) error {
-	fence, err := queryOne(context.Background(), t, scanText, standingFor, b.Target, b.ID)
-	if err == nil {
-		return fenced(fence, "the box "+b.ID)
-	}
-	if !errors.Is(err, sql.ErrNoRows) {
+	if err := t.unfenced(b.Target, b.ID); err != nil {
 		return err
 	}
 	for _, what := range []struct{ name, query string }{
@@ -178,6 +174,18 @@ func (t *tx) unused(b store.Box) error {
 		}
 	}
 	return nil
+}
+
+// unfenced returns fenced while a fence stands on a box or its whole target.
+func (t *tx) unfenced(target, box string) error {
+	fence, err := queryOne(context.Background(), t, scanText, standingFor, target, box)
+	switch {
+	case err == nil:
+		return fenced(fence, "the box "+box)
+	case errors.Is(err, sql.ErrNoRows):
+		return nil
+	}
+	return err
 }
 
 func plural(noun string, n int64) string {

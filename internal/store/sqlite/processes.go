@@ -133,15 +133,10 @@ func (t *tx) mayStart(p *store.Process, c store.Capacity) error {
 	if err := t.enabled(p.Target); err != nil {
 		return err
 	}
-	ctx := context.Background()
-	fence, err := queryOne(ctx, t, scanText, standingFor, p.Target, p.Box)
-	if err == nil {
-		return fenced(fence, "the box "+p.Box)
-	}
-	if !errors.Is(err, sql.ErrNoRows) {
+	if err := t.unfenced(p.Target, p.Box); err != nil {
 		return err
 	}
-	closing, err := queryOne(ctx, t, scanText, `SELECT handle FROM processes WHERE workspace = ? AND box = ? AND run <> ?
+	closing, err := queryOne(context.Background(), t, scanText, `SELECT handle FROM processes WHERE workspace = ? AND box = ? AND run <> ?
 		AND state = 'closing' AND cleanup <> 'quiescent' LIMIT 1`, p.Workspace, p.Box, p.Run)
 	if err == nil {
 		return errdefs.New(errdefs.Cancelling, "the process %s of another run in the box %s is being stopped and its end is not proven yet", closing, p.Box).

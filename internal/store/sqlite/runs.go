@@ -74,6 +74,10 @@ func (s *Store) CreateRun(ctx context.Context, r store.Run) error {
 		case b.State != api.BoxReady:
 			return errdefs.New(errdefs.Conflict, "the box %s is %s, not ready", r.Box, b.State).WithNext("acquire a box and use the one that comes back")
 		}
+		// What may still run there would share the new run's rights (P8).
+		if err := t.unfenced(r.Target, r.Box); err != nil {
+			return err
+		}
 		query := `SELECT id FROM runs WHERE box = ? AND state <> 'finished' AND exclusive = 1 LIMIT 1`
 		if r.Exclusive {
 			query = `SELECT id FROM runs WHERE box = ? AND state <> 'finished' LIMIT 1`

@@ -226,6 +226,9 @@ func (m *Memory) CreateRun(ctx context.Context, r store.Run) error {
 	case b.State != api.BoxReady:
 		return refuse(errdefs.Conflict, "the box is %s", b.State)
 	}
+	if f, ok := m.standing(r.Target, r.Box); ok {
+		return errdefs.New(errdefs.Fenced, "the fence %s stands", f).With("fence", f)
+	}
 	for _, o := range m.runs {
 		if o.Box == r.Box && o.State != api.RunFinished && (o.Exclusive || r.Exclusive) {
 			return refuse(errdefs.Conflict, "the run %s is in the box", o.ID)

@@ -162,6 +162,9 @@ func testFences(w *world) {
 	}
 	e := w.code(open(sc.run), errdefs.Fenced)
 	w.is(e.Detail["fence"], f.ID)
+	// Nor does a run begin beside what may still be running: it would share its rights.
+	begin := func() error { return w.s.CreateRun(w.ctx, w.newRun(sc.box)) }
+	w.is(w.code(begin(), errdefs.Fenced).Detail["fence"], f.ID)
 	w.ok(open(w.run(w.box("w", "t")))) // another box is not concerned
 
 	standing := func() []string {
@@ -175,6 +178,7 @@ func testFences(w *world) {
 	p = w.save(p, store.Change{ClearFence: clear})
 	w.is(standing(), []string{})
 	w.ok(open(sc.run))
+	w.ok(begin())
 	got, err = w.s.Fence(w.ctx, all, f.ID)
 	w.ok(err)
 	want.Cleared, want.ClearedBy, want.ClearReason = cutMaybe(&clear.At), "key_9", "looked"
@@ -201,6 +205,7 @@ func testFenceOfTarget(w *world) {
 	_, _, err := w.s.CreateProcess(w.ctx, w.newProcess(b.run), store.Capacity{}, w.event())
 	e := w.code(err, errdefs.Fenced)
 	w.is(e.Detail["fence"], f.ID)
+	w.code(w.s.CreateRun(w.ctx, w.newRun(b.box)), errdefs.Fenced)
 	w.process(elsewhere)
 	_, err = w.s.SetRunState(w.ctx, b.run.ID, api.RunFinished, epoch)
 	w.ok(err)
