@@ -84,10 +84,12 @@ func (s *session) serve(ctx context.Context) error {
 func (s *session) connect(ctx context.Context) error {
 	dial, cancel := context.WithTimeout(ctx, s.limits.ConnectTimeout)
 	defer cancel()
+	transport := &http.Transport{Proxy: http.ProxyFromEnvironment}
+	defer transport.CloseIdleConnections() // a WebSocket is none of them
 	conn, res, err := websocket.Dial(dial, s.cfg.URL, &websocket.DialOptions{
 		CompressionMode: websocket.CompressionDisabled,
 		// A redirect would take the token to somebody else.
-		HTTPClient: &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }},
+		HTTPClient: &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }},
 	})
 	if res != nil && res.Body != nil {
 		_ = res.Body.Close()
