@@ -147,7 +147,7 @@ func (l *link) greet() (reason string, err error) {
 	if err := l.wire.SetReadDeadline(time.Time{}); err != nil {
 		return "", err
 	}
-	l.ws.SetReadLimit(h.lim.ReadLimit())
+	l.ws.SetReadLimit(excess * h.lim.ReadLimit()) // see tooLarge
 	if len(f.Metadata) <= keepMetadata && relaywire.IsObject(f.Metadata) {
 		l.metadata = append(json.RawMessage(nil), f.Metadata...)
 	}

@@ -79,8 +79,11 @@ func TestHostileFrames(t *testing.T) {
 		{name: "tool without a payload", raw: `{"type":"mcp.request","job_id":"{OWN}","request_id":"r"}`},
 		{name: "binary nonsense", raw: "\x00\x01\x02\xff", binary: true},
 		{name: "large nonsense", raw: big},
+		{name: "too large of somebody's job", raw: `{"type":"run.event","job_id":"{OTHER}","event":{"x":"` + strings.Repeat("x", 2<<20) + `"}}`},
+		{name: "too large finish", raw: `{"type":"run.finished","job_id":"{OWN}","x":"` + strings.Repeat("x", 2<<20) + `"}`},
+		{name: "too large of nobody", raw: `{"x":"` + strings.Repeat("x", 2<<20) + `","type":"run.finished","job_id":"{OWN}"}`},
 		{name: "many keys", raw: `{"type":"run.explode"` + strings.Repeat(`,"k":1`, 100_000) + `}`},
-		{name: "too large", raw: `{"type":"run.event","job_id":"{OWN}","event":{"x":"` + strings.Repeat("x", 1<<20+relaywire.EnvelopeBytes) + `"}}`, code: relaywire.CloseTooBig},
+		{name: "far too large", raw: `{"type":"run.event","job_id":"{OWN}","event":{"x":"` + strings.Repeat("x", excess*(1<<20+relaywire.EnvelopeBytes)) + `"}}`, code: relaywire.CloseTooBig},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			id := fmt.Sprintf("hostile-%d", i)
@@ -128,6 +131,34 @@ func TestHostileFrames(t *testing.T) {
 	}
 	if o := other.Outcome(); !o.Acknowledged || o.Fence != nil {
 		t.Errorf("the bystander's outcome is %+v", o)
+	}
+}
+
+// An event beyond the limit ends its job, with the limit named, and only that job.
+func TestEventTooLargeEndsOnlyItsJob(t *testing.T) {
+	t.Parallel()
+	h, url := newHub(t, func(c *HubConfig) { c.Limits.MessageBytes = 1 << 20 })
+	p := connect(t, url, "d")
+	a, b := run(t, h, p, JobRequest{DaemonID: "d"}), run(t, h, p, JobRequest{DaemonID: "d"})
+	p.ask(b.ID(), "r", `{"id":1,"x":"`+strings.Repeat("x", 2<<20)+`"}`)
+	if f := p.want(relaywire.MCPResponse); f.RequestID != "r" || !strings.Contains(string(f.Payload), "-32600") {
+		t.Errorf("got %+v", f)
+	}
+	p.event(a.ID(), `{"type":"small"}`)
+	p.event(a.ID(), `{"x":"`+strings.Repeat("x", 2<<20)+`"}`)
+	if f := p.want(relaywire.Cancel); f.JobID != a.ID() {
+		t.Errorf("got %+v", f)
+	}
+	p.finish(a.ID())
+	got, err := collect(t, a)
+	wantCode(t, err, relaywire.CodeEventTooLarge)
+	if len(got) != 1 || !strings.Contains(err.Error(), "1048576") {
+		t.Errorf("got %q, %v", got, err)
+	}
+	p.event(b.ID(), `{"type":"small"}`)
+	p.finish(b.ID())
+	if got, err := collect(t, b); err != nil || len(got) != 1 {
+		t.Errorf("got %q, %v", got, err)
 	}
 }
 

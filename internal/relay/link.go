@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"io"
 	"runtime"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -54,12 +55,17 @@ func (l *link) read() error {
 			return err
 		}
 		buf := messagePool.Get().(*[]byte)
-		if *buf, err = readAll(r, (*buf)[:0]); err != nil {
+		limit := l.hub.lim.ReadLimit()
+		if *buf, err = readAll(r, (*buf)[:0], limit); err != nil {
 			return err
 		}
 		l.seen.Store(time.Now().UnixNano())
-		// What is no frame is ignored, as the protocol has it.
-		if f.Decode(*buf, 0) == nil {
+		if int64(len(*buf)) > limit {
+			l.tooLarge(*buf)
+			if _, err := io.Copy(io.Discard, r); err != nil {
+				return err
+			}
+		} else if f.Decode(*buf, 0) == nil { // what is no frame is ignored, as the protocol has it
 			l.handle(&f)
 		}
 		f.Event, f.Payload, f.Metadata = nil, nil, nil
@@ -77,8 +83,9 @@ func (l *link) read() error {
 // by itself lets one connection and its consumer have 10 ms, some megabytes.
 const turn = 128 << 10
 
-func readAll(r io.Reader, b []byte) ([]byte, error) {
-	for {
+// readAll reads a message to its end, or until it has more than limit bytes of it.
+func readAll(r io.Reader, b []byte, limit int64) ([]byte, error) {
+	for int64(len(b)) <= limit {
 		if len(b) == cap(b) {
 			b = append(b, 0)[:len(b)]
 		}
@@ -90,6 +97,28 @@ func readAll(r io.Reader, b []byte) ([]byte, error) {
 		if err != nil {
 			return b, err
 		}
+	}
+	return b, nil
+}
+
+// excess is how many times the limit a message may have and still be read past. One
+// that is larger costs its daemon the connection.
+const excess = 4
+
+// tooLarge acts on the beginning of a message beyond the limit. Only the job it is
+// about suffers, not the others on the connection.
+func (l *link) tooLarge(prefix []byte) {
+	f := relaywire.Peek(prefix)
+	limit := l.hub.lim.MessageBytes
+	l.hub.log.Warn("relay: a message beyond the limit", "daemon", l.target.id, "type", string(f.Type), "job", f.JobID, "limit", limit)
+	j := l.job(f.JobID)
+	switch {
+	case j == nil:
+	case f.Type == relaywire.Event:
+		j.ask(relaywire.CodeEventTooLarge, "one of its events is larger than "+strconv.FormatInt(limit, 10)+" bytes")
+		j.queue.finish(nil)
+	case f.Type == relaywire.MCPRequest && f.RequestID != "":
+		j.tools.refuse(f.RequestID, nil, "")
 	}
 }
 
@@ -264,28 +293,43 @@ func (h *Hub) diskWork(t *target) {
 	}
 }
 
+// pings is how many daemons are asked at once. A daemon that does not answer keeps
+// its place for the pong time-out.
+const pings = 256
+
 // pinger asks daemons that were silent for a sign of life, and ends the connection
 // of those that give none.
 func (h *Hub) pinger() {
 	tick := time.NewTicker(max(h.lim.PingInterval/16, time.Millisecond))
 	defer tick.Stop()
+	places := make(chan struct{}, pings)
 	for {
+		var now time.Time
 		select {
 		case <-h.quit:
 			return
-		case now := <-tick.C:
-			h.mu.Lock()
-			var silent []*link
-			for _, t := range h.targets {
-				if l := t.link; l != nil && !l.stalled.Load() &&
-					now.Sub(time.Unix(0, l.seen.Load())) >= h.lim.PingInterval && l.asked.CompareAndSwap(false, true) {
-					silent = append(silent, l)
-				}
+		case now = <-tick.C:
+		}
+		h.mu.Lock()
+		var silent []*link
+		for _, t := range h.targets {
+			if l := t.link; l != nil && !l.asked.Load() && !l.stalled.Load() &&
+				now.Sub(time.Unix(0, l.seen.Load())) >= h.lim.PingInterval {
+				silent = append(silent, l)
 			}
-			h.mu.Unlock()
-			for _, l := range silent {
-				h.spawn(l.ask)
+		}
+		h.mu.Unlock()
+		for _, l := range silent {
+			select {
+			case places <- struct{}{}:
+			case <-h.quit:
+				return
 			}
+			l.asked.Store(true)
+			h.spawn(func() {
+				l.ask()
+				<-places
+			})
 		}
 	}
 }

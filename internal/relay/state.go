@@ -136,8 +136,10 @@ func (s *stateDir) evidence(key, id string, now time.Time) Fence {
 	if id == "" {
 		f.Code, f.Cause = FenceDamaged, "its marker does not say which daemon it is; the daemon whose id has this hash is fenced"
 	}
-	if st, err := os.Stat(filepath.Join(s.path, key+markerSuffix)); err == nil {
-		f.Since = st.ModTime()
+	// A marker may be a renamed one: when its name changed is when the job began.
+	var st unix.Stat_t
+	if unix.Stat(filepath.Join(s.path, key+markerSuffix), &st) == nil {
+		f.Since = time.Unix(st.Ctim.Unix())
 	}
 	return f
 }

@@ -76,7 +76,9 @@ func (b *toolbox) call(request string, payload json.RawMessage) {
 	b.bytes += int64(len(payload))
 	b.mu.Unlock()
 	copied := append(json.RawMessage(nil), payload...)
-	b.job.hub.spawn(func() {
+	// Not counted by the hub: a tool that ignores its context cannot be joined, and
+	// must not keep the hub from stopping. wait joins those that do not.
+	go func() {
 		b.answer(request, copied)
 		b.mu.Lock()
 		b.calls--
@@ -86,7 +88,7 @@ func (b *toolbox) call(request string, payload json.RawMessage) {
 			b.idle = nil
 		}
 		b.mu.Unlock()
-	})
+	}()
 }
 
 func (b *toolbox) answer(request string, payload json.RawMessage) {

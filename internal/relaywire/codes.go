@@ -49,6 +49,7 @@ const (
 	CodePayloadInvalid  Code = "payload_invalid"
 	CodePayloadTooLarge Code = "payload_too_large"
 	CodeOverflow        Code = "job_overflow"
+	CodeEventTooLarge   Code = "event_too_large"
 )
 
 // kinds gives each relay code the closed code that says what a caller can do.
@@ -70,6 +71,7 @@ var kinds = map[Code]errdefs.Code{
 	CodePayloadInvalid:  errdefs.Invalid,
 	CodePayloadTooLarge: errdefs.Exhausted,
 	CodeOverflow:        errdefs.Exhausted,
+	CodeEventTooLarge:   errdefs.Exhausted,
 }
 
 // detailCode is the key of an error's detail that carries the relay code.

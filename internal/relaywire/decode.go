@@ -468,6 +468,37 @@ func (s *scanner) text() bool {
 	}
 }
 
+// Peek reads what it can of a message of which only the beginning is there: the
+// fields that stand, whole, before the cut. It is for messages that are too large, to
+// tell whom they were about; what it finds was not checked to be in a JSON message.
+func Peek(prefix []byte) Frame {
+	var f Frame
+	s := scanner{b: prefix, outer: 1}
+	s.space()
+	for sep := byte('{'); s.i < len(s.b) && s.b[s.i] == sep; sep = ',' {
+		s.i++
+		s.space()
+		key := s.i
+		if !s.text() {
+			break
+		}
+		name := s.b[key:s.i]
+		s.space()
+		if s.i >= len(s.b) || s.b[s.i] != ':' {
+			break
+		}
+		s.i++
+		s.space()
+		at := s.i
+		if !s.value() {
+			break
+		}
+		f.set(name, s.b[at:s.i], "")
+		s.space()
+	}
+	return f
+}
+
 // DecodePayload checks that data is one JSON value and returns it without the space
 // around it.
 func DecodePayload(data []byte) (json.RawMessage, error) {

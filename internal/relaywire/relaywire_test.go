@@ -113,6 +113,22 @@ func TestAppendIsDecoded(t *testing.T) {
 	}
 }
 
+func TestPeek(t *testing.T) {
+	t.Parallel()
+	for in, want := range map[string]Frame{
+		`{"type":"run.event","job_id":"j","event":{"x":"yyyy`: {Type: Event, JobID: "j"},
+		`{"event":{"x":"yyyy`:                                {},
+		`{"type":"mcp.request","request_id":"r","job_id":"j`: {Type: MCPRequest, RequestID: "r"},
+		`[{"type":"run.event"`:                               {},
+		``:                                                   {},
+		`{"type":"run.event","job_id":"j","n":1,"x":[1,2],"y":{"a"`: {Type: Event, JobID: "j"},
+	} {
+		if f := Peek([]byte(in)); f.Type != want.Type || f.JobID != want.JobID || f.RequestID != want.RequestID {
+			t.Errorf("%s: got %+v", in, f)
+		}
+	}
+}
+
 func TestRPCErrorKeepsIDs(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ in, want string }{
@@ -185,6 +201,9 @@ func FuzzDecode(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
 		got, err := Decode(data, 0)
+		if cut := Peek(data[:len(data)/2]); cut.JobID != "" && len(cut.JobID) > MaxIDBytes {
+			t.Fatalf("Peek found the job id %q", cut.JobID)
+		}
 		valid := json.Valid(data) && utf8.Valid(data)
 		if err == ErrTooDeep {
 			return
