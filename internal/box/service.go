@@ -162,7 +162,7 @@ func (s *Service) inside(ctx context.Context, scope authz.Scope) (inside, error)
 		in.runs[r.Box] = r.ID
 	}
 	for page := (store.Page{Limit: 1000}); ; {
-		some, err := s.cfg.Store.Processes(ctx, scope, store.ProcessFilter{Live: true, Page: page})
+		some, err := s.cfg.Store.Processes(ctx, scope, store.ProcessFilter{Live: true, NoSpec: true, Page: page})
 		if err != nil {
 			return in, err
 		}

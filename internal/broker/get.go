@@ -131,7 +131,7 @@ type ListQuery struct {
 	After string
 }
 
-// refreshTime bounds how long a list waits for hosts, refreshLanes how many of
+// refreshTime bounds how long a list waits for hosts in all, refreshLanes how many of
 // its processes are asked about at the same time.
 const (
 	refreshTime  = time.Second
@@ -139,10 +139,8 @@ const (
 )
 
 // refresh lets the owners of live processes hear how far those are. What the
-// hosts do not say in time is listed as it was last known.
+// hosts do not say before ctx ends is listed as it was last known.
 func (b *Broker) refresh(ctx context.Context, recs []store.Process) {
-	ctx, cancel := context.WithTimeout(ctx, refreshTime)
-	defer cancel()
 	var lanes errgroup.Group
 	lanes.SetLimit(refreshLanes)
 	for _, rec := range recs {
@@ -159,7 +157,7 @@ func (b *Broker) refresh(ctx context.Context, recs []store.Process) {
 }
 
 // List returns a page of processes in the caller's scope, newest first, without
-// their receipts, which Get has. Live ones are corrected by their hosts where
+// their receipts and with long arguments cut, which Get has. Live ones are corrected by their hosts where
 // those answer at once.
 func (b *Broker) List(ctx context.Context, p authz.Principal, q ListQuery) (api.List[api.Process], error) {
 	out := api.List[api.Process]{Items: []api.Process{}}
@@ -178,28 +176,79 @@ func (b *Broker) List(ctx context.Context, p authz.Principal, q ListQuery) (api.
 		}
 		scope = authz.Scope{Workspace: run.Workspace, Run: run.ID}
 	}
-	recs, err := b.cfg.Store.Processes(ctx, scope, store.ProcessFilter{Box: q.Box, Live: q.Live, Page: page})
-	if err != nil {
-		return out, err
-	}
-	b.refresh(ctx, recs)
-	for _, rec := range recs {
-		if o := b.owner(rec.Handle); o != nil {
-			// The owner may know more than was worth saving.
-			if v := o.view.Load(); v != nil && v.err == nil {
-				rec = v.rec
-			}
-		}
-		one, err := shape(rec, nil)
+	hosts, cancel := context.WithTimeout(ctx, refreshTime)
+	defer cancel()
+	f := store.ProcessFilter{Box: q.Box, Live: q.Live, Page: page}
+	for more := true; more && len(out.Items) < page.Limit; {
+		f.Page.Limit = min(pieceOf, page.Limit-len(out.Items))
+		recs, err := b.cfg.Store.Processes(ctx, scope, f)
 		if err != nil {
 			return out, err
 		}
-		out.Items = append(out.Items, one)
+		b.refresh(hosts, recs)
+		for _, rec := range recs {
+			if o := b.owner(rec.Handle); o != nil {
+				// The owner may know more than was worth saving.
+				if v := o.view.Load(); v != nil && v.err == nil {
+					rec = v.rec
+				}
+			}
+			one, err := shape(rec, nil)
+			if err != nil {
+				return out, err
+			}
+			one.Argv = brief(one.Argv)
+			out.Items = append(out.Items, one)
+		}
+		if more = len(recs) == f.Page.Limit; more {
+			f.Page.After = recs[len(recs)-1].Handle
+		}
 	}
-	if len(recs) == page.Limit {
-		out.Next = recs[len(recs)-1].Handle
+	if len(out.Items) == page.Limit {
+		out.Next = out.Items[page.Limit-1].Handle
 	}
 	return out, nil
+}
+
+// pieceOf is how many records are read at once where arguments come along, each
+// of which may have a mebibyte.
+const pieceOf = 32
+
+// walk calls f for every process in the scope, newest first, holding few of them
+// in memory.
+func (b *Broker) walk(ctx context.Context, scope authz.Scope, filter store.ProcessFilter, f func(store.Process) error) error {
+	for filter.Page.Limit = pieceOf; ; {
+		recs, err := b.cfg.Store.Processes(ctx, scope, filter)
+		if err != nil {
+			return err
+		}
+		for _, rec := range recs {
+			if err := f(rec); err != nil {
+				return err
+			}
+		}
+		if len(recs) < filter.Page.Limit {
+			return nil
+		}
+		filter.Page.After = recs[len(recs)-1].Handle
+	}
+}
+
+// maxBrief is how many bytes of arguments a process has in a list.
+const maxBrief = 1024
+
+// brief cuts arguments to what a list shows; what is left out is an ellipsis.
+func brief(argv []string) []string {
+	left := maxBrief
+	for i, a := range argv {
+		if len(a) > left {
+			return append(append([]string{}, argv[:i]...), cutTo(a, left))
+		}
+		if left -= len(a) + 1; left <= 0 && i+1 < len(argv) {
+			return append(append([]string{}, argv[:i+1]...), "…")
+		}
+	}
+	return argv
 }
 
 func pageOf(limit int, after string) (store.Page, error) {

@@ -26,7 +26,7 @@ func (b *Broker) retain(ctx context.Context) {
 }
 
 func (b *Broker) forgetLogs(ctx context.Context) error {
-	filter := store.ProcessFilter{ClosedBefore: now().Add(-b.cfg.Limits.LogRetention), LogKept: true, Page: store.Page{Limit: 1000}}
+	filter := store.ProcessFilter{ClosedBefore: now().Add(-b.cfg.Limits.LogRetention), LogKept: true, NoSpec: true, Page: store.Page{Limit: 1000}}
 	for {
 		recs, err := b.cfg.Store.Processes(ctx, everything(), filter)
 		if err != nil {

@@ -190,7 +190,7 @@ func (b *Broker) run(ctx context.Context, r store.Run) (api.Run, error) {
 		out.Models = append(out.Models, route)
 	}
 	if r.State != api.RunFinished {
-		live, err := b.cfg.Store.Processes(ctx, authz.Scope{Workspace: r.Workspace, Run: r.ID}, store.ProcessFilter{Live: true, Page: store.Page{Limit: 1000}})
+		live, err := b.cfg.Store.Processes(ctx, authz.Scope{Workspace: r.Workspace, Run: r.ID}, store.ProcessFilter{Live: true, NoSpec: true, Page: store.Page{Limit: 1000}})
 		if err != nil {
 			return out, err
 		}
@@ -296,7 +296,7 @@ func (b *Broker) attempt(ctx context.Context, run store.Run, actor, reason strin
 // closeAll closes every live process of a run. Since the run is not active any
 // more no new one can appear. Fenced ones stay: their fence outlives the run.
 func (b *Broker) closeAll(ctx context.Context, run store.Run, actor, reason string, grace int64) error {
-	live, err := b.cfg.Store.Processes(ctx, authz.Scope{Workspace: run.Workspace, Run: run.ID}, store.ProcessFilter{Live: true, Page: store.Page{Limit: 1000}})
+	live, err := b.cfg.Store.Processes(ctx, authz.Scope{Workspace: run.Workspace, Run: run.ID}, store.ProcessFilter{Live: true, NoSpec: true, Page: store.Page{Limit: 1000}})
 	if err != nil || len(live) == 0 {
 		return err
 	}
@@ -329,26 +329,30 @@ func (b *Broker) closeAll(ctx context.Context, run store.Run, actor, reason stri
 	return nil
 }
 
-// finished tells how every process of a run ended.
+// maxFinished bounds the processes that the answer to a finish lists. Those that
+// are not proven gone are listed in any case.
+const maxFinished = 1000
+
+// finished tells how the processes of a run ended: whether all are gone, however
+// many there were, and of the newest how each did.
 func (b *Broker) finished(ctx context.Context, run store.Run) (api.FinishResponse, error) {
 	shown, err := b.run(ctx, run)
 	if err != nil {
 		return api.FinishResponse{}, err
 	}
 	out := api.FinishResponse{Run: shown, Quiescent: true, Processes: []api.CloseResponse{}}
-	recs, err := b.cfg.Store.Processes(ctx, authz.Scope{Workspace: run.Workspace, Run: run.ID}, store.ProcessFilter{Page: store.Page{Limit: 1000}})
-	if err != nil {
-		return out, err
-	}
-	for _, rec := range recs {
-		one, err := b.closed(ctx, rec, nil)
-		if err != nil {
-			return out, err
+	err = b.walk(ctx, authz.Scope{Workspace: run.Workspace, Run: run.ID}, store.ProcessFilter{}, func(rec store.Process) error {
+		gone := rec.Cleanup == api.CleanupQuiescent
+		out.Quiescent = out.Quiescent && gone
+		if gone && len(out.Processes) >= maxFinished {
+			return nil
 		}
-		out.Quiescent = out.Quiescent && one.Quiescent
+		one, err := b.closed(ctx, rec, nil)
+		one.Process.Argv = brief(one.Process.Argv)
 		out.Processes = append(out.Processes, one)
-	}
-	return out, nil
+		return err
+	})
+	return out, err
 }
 
 // sweep finishes runs that have expired, and those whose finishing was cut short.

@@ -2,6 +2,7 @@ package broker
 
 import (
 	"errors"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -104,6 +105,25 @@ func TestFinishWithAFence(t *testing.T) {
 		r.ok(err)
 		if out.Quiescent || out.Run.State != api.RunFinished || out.Processes[0].Fence == nil {
 			r.t.Fatalf("got %+v", out)
+		}
+	})
+}
+
+// However many processes a run had, one that is not proven gone is told.
+func TestFinishOfManyWithAFence(t *testing.T) {
+	t.Parallel()
+	inBubble(t, Limits{}, func(r *rig) {
+		p := r.open("one")
+		for i := range maxFinished + 1 {
+			_, err := r.b.CloseByRequest(r.ctx, r.run, api.CloseByRequest{RequestID: "never" + decimal(int64(i))})
+			r.ok(err)
+		}
+		r.host.set(func() { r.host.unproven = true })
+		out, err := r.b.FinishRun(r.ctx, r.run, r.run.Run, api.FinishRequest{GraceMillis: millis(0)})
+		r.ok(err)
+		last := out.Processes[len(out.Processes)-1]
+		if out.Quiescent || len(out.Processes) != maxFinished+1 || last.Process.Handle != p.Handle || last.Fence == nil {
+			r.t.Fatalf("quiescent %v, %d processes, the last %+v", out.Quiescent, len(out.Processes), last)
 		}
 	})
 }
@@ -283,6 +303,36 @@ func TestListPages(t *testing.T) {
 		r.ok(err)
 		if len(runs.Items) != 1 || runs.Items[0].Processes != 4 {
 			r.t.Fatalf("got %+v", runs)
+		}
+	})
+}
+
+// A list holds no more than a little of each process's arguments.
+func TestListCutsArguments(t *testing.T) {
+	t.Parallel()
+	inBubble(t, Limits{PerRun: 100}, func(r *rig) {
+		long := strings.Repeat("é", 60<<10)
+		for i := range pieceOf + 3 {
+			_, err := r.b.Open(r.ctx, r.run, request("r"+decimal(int64(i)), "echo", long, "end"))
+			r.ok(err)
+		}
+		page, err := r.b.List(r.ctx, r.run, ListQuery{Limit: pieceOf + 2})
+		r.ok(err)
+		if len(page.Items) != pieceOf+2 || page.Next != page.Items[pieceOf+1].Handle {
+			r.t.Fatalf("%d items, next %s", len(page.Items), page.Next)
+		}
+		for _, p := range page.Items {
+			if got := strings.Join(p.Argv, " "); len(got) > maxBrief+8 || !strings.HasPrefix(got, "echo é") || !strings.HasSuffix(got, "é…") {
+				r.t.Fatalf("%d bytes: %.20s", len(got), got)
+			}
+		}
+		if whole := r.get(page.Items[0].Handle); len(whole.Argv) != 3 || whole.Argv[1] != long {
+			r.t.Error("a get does not have all arguments")
+		}
+		for _, argv := range [][]string{{"a", "b"}, {strings.Repeat("x", maxBrief)}, make([]string, 4096)} {
+			if got := brief(argv); len(strings.Join(got, " ")) > maxBrief+8 || len(argv) < 10 && len(got) != len(argv) {
+				r.t.Errorf("%d arguments became %d", len(argv), len(got))
+			}
 		}
 	})
 }

@@ -226,6 +226,7 @@ type ProcessFilter struct {
 	Live         bool      // only those for which Process.Live holds
 	ClosedBefore time.Time // only those with Closed before it; for retention
 	LogKept      bool      // only those with LogGone not set
+	NoSpec       bool      // leave Spec empty, which may be large: for those who do not need it
 	Page         Page
 }
 

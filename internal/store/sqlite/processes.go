@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"strconv"
+	"strings"
 
 	"github.com/stockade-run/stockade/internal/api"
 	"github.com/stockade-run/stockade/internal/errdefs"
@@ -17,6 +18,7 @@ const (
 		exit, cleanup, reason, close_asked, grace_ms, fence, receipt, stdin, log, log_gone, created, started, exited, closed, spec`
 	selectProcess = `SELECT ` + processColumns + ` FROM processes WHERE handle = ?`
 	processOfRun  = `run = ?`
+	noSpec        = `x''`
 )
 
 func scanProcess(r row) (store.Process, error) {
@@ -254,7 +256,11 @@ func processListing(sc store.Scope, f store.ProcessFilter) listing {
 	if f.LogKept {
 		where = where.and(clause{sql: "log_gone = 0"})
 	}
-	return listing{what: "process", table: "processes", id: "handle", columns: processColumns, index: indexFor(sc, f),
+	columns := processColumns
+	if f.NoSpec {
+		columns = strings.TrimSuffix(processColumns, "spec") + noSpec
+	}
+	return listing{what: "process", table: "processes", id: "handle", columns: columns, index: indexFor(sc, f),
 		scope: scoped(sc, processOfRun), where: where}
 }
 

@@ -201,10 +201,16 @@ func (m *Memory) process(ctx context.Context, s store.Scope, is func(store.Proce
 
 // Processes implements [store.Store].
 func (m *Memory) Processes(ctx context.Context, s store.Scope, f store.ProcessFilter) ([]store.Process, error) {
-	return page(ctx, m, func() []store.Process { return m.processes }, handleOf, f.Page, seesProcess(s), func(p store.Process) bool {
+	ps, err := page(ctx, m, func() []store.Process { return m.processes }, handleOf, f.Page, seesProcess(s), func(p store.Process) bool {
 		return (f.Box == "" || p.Box == f.Box) && (f.Target == "" || p.Target == f.Target) && (!f.Live || p.Live()) && (!f.LogKept || !p.LogGone) &&
 			(f.ClosedBefore.IsZero() || p.Closed != nil && p.Closed.Before(cut(f.ClosedBefore)))
 	})
+	for i := range ps {
+		if f.NoSpec {
+			ps[i].Spec = nil
+		}
+	}
+	return ps, err
 }
 
 // Receipt implements [store.Store].

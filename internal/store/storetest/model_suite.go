@@ -290,7 +290,7 @@ func (d *duel) lists() {
 	d.both("Boxes", func(s store.Store) (any, error) { return s.Boxes(d.w.ctx, sc, pg) })
 	pg = d.page("run", 4)
 	d.both("Runs", func(s store.Store) (any, error) { return s.Runs(d.w.ctx, sc, pg) })
-	f := store.ProcessFilter{Live: d.flip("live"), LogKept: d.flip("kept"), Page: d.page("proc", 8)}
+	f := store.ProcessFilter{Live: d.flip("live"), LogKept: d.flip("kept"), NoSpec: d.flip("no spec"), Page: d.page("proc", 8)}
 	if d.flip("by box") {
 		f.Box = d.pick("box", 5)
 	}

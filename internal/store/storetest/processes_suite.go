@@ -295,5 +295,12 @@ func testProcessFilter(w *world) {
 		if got := ids(list, handleOf); fmt.Sprint(got) != fmt.Sprint(c.want) {
 			w.Errorf("%s: got %v, want %v", c.name, got, c.want)
 		}
+		c.f.NoSpec = true
+		bare, err := w.s.Processes(w.ctx, all, c.f)
+		w.ok(err)
+		for i := range list {
+			list[i].Spec = nil
+		}
+		w.is(bare, list)
 	}
 }
