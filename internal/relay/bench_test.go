@@ -408,3 +408,93 @@ func bareConnect(t testing.TB, url string, i int) int {
 	hear("daemon.ready")
 	return fd
 }
+
+// BenchmarkCancelSameDaemon cancels one job of a daemon that floods another one over
+// the same connection: the acknowledgement stands behind what is in the socket.
+func BenchmarkCancelSameDaemon(b *testing.B) {
+	h, url := newHub(b, nil)
+	p := rawConnect(b, url, "d")
+	flood, err := h.RunJob(context.Background(), JobRequest{DaemonID: "d", Payload: json.RawMessage(`{}`)})
+	if err != nil {
+		b.Fatal(err)
+	}
+	p.recv(b)
+	go func() { _ = flood.Stream(context.Background(), func([]json.RawMessage) error { return nil }) }()
+	// As our client does it: what was written and not sent is little.
+	if err := p.nc.(*net.TCPConn).SetWriteBuffer(32 << 10); err != nil {
+		b.Fatal(err)
+	}
+	first := make(chan string, 1) // jobs to acknowledge before the flood goes on
+	one := masked(nil, relaywire.Append(nil, &relaywire.Frame{Type: relaywire.Event, JobID: flood.ID(), Event: eventOf(200)}))
+	block := []byte(strings.Repeat(string(one), 32))
+	go func() {
+		for {
+			select {
+			case job := <-first:
+				p.send(b, relaywire.Frame{Type: relaywire.Finished, JobID: job})
+			default:
+				if _, err := p.nc.Write(block); err != nil {
+					return
+				}
+			}
+		}
+	}()
+	started := make(chan struct{})
+	go func() {
+		for {
+			f, err := p.next()
+			if err != nil {
+				return
+			}
+			switch f.Type {
+			case relaywire.Start:
+				started <- struct{}{}
+			case relaywire.Cancel:
+				first <- f.JobID
+			}
+		}
+	}()
+	var times []time.Duration
+	for b.Loop() {
+		j, err := h.RunJob(context.Background(), JobRequest{DaemonID: "d", Payload: json.RawMessage(`{}`)})
+		if err != nil {
+			b.Fatal(err)
+		}
+		<-started
+		start := time.Now()
+		if o, _ := j.Cancel(context.Background(), "bench"); !o.Acknowledged {
+			b.Fatal("not acknowledged")
+		}
+		times = append(times, time.Since(start))
+	}
+	report(b, "cancel", times)
+	p.nc.Close()
+}
+
+// BenchmarkStalledConsumer sends 500 MiB to a job that nobody reads, beside another job
+// of the same daemon, and reports the anonymous memory that took.
+func BenchmarkStalledConsumer(b *testing.B) {
+	const size, events = 16 << 10, 500 << 20 / (16 << 10)
+	for b.Loop() {
+		h, url := newHub(b, nil)
+		p := rawConnect(b, url, "d")
+		for range 2 {
+			if _, err := h.RunJob(context.Background(), JobRequest{DaemonID: "d", Payload: json.RawMessage(`{}`)}); err != nil {
+				b.Fatal(err)
+			}
+			p.recv(b)
+		}
+		j := h.jobs[h.Jobs()[0].ID]
+		before := anonymous(b)
+		if err := p.flood(j.ID(), eventOf(size), events); err != nil {
+			b.Fatal(err)
+		}
+		<-j.Done()
+		b.ReportMetric(float64(anonymous(b)-before)/(1<<20), "MiB-grown")
+		n := 0
+		err := j.Stream(context.Background(), func(e []json.RawMessage) error { n += len(e); return nil })
+		if err != nil || n != events {
+			b.Errorf("%d events of %d came out: %v", n, events, err)
+		}
+	}
+}

@@ -50,7 +50,7 @@ func (h *Hub) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "too many daemons are connecting at once, limit "+itoa(greeting)+"; try again", http.StatusServiceUnavailable)
 		return
 	}
-	lend := &lender{ResponseWriter: w, stall: h.lim.StallTimeout}
+	lend := &lender{ResponseWriter: w, stall: h.lim.StallTimeout, bytes: h.lim.SocketBytes}
 	l := &link{hub: h, remote: r.RemoteAddr}
 	opts := &websocket.AcceptOptions{OnPingReceived: l.pinged}
 	if h.cfg.Compression {

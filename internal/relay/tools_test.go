@@ -102,6 +102,29 @@ func TestSlowToolCallDelaysNoAcknowledgement(t *testing.T) {
 	}
 }
 
+// A tool that ignores its context keeps neither its job nor the hub from ending.
+func TestStopDoesNotWaitForStubbornTools(t *testing.T) {
+	t.Parallel()
+	h, url := newHub(t, nil)
+	p := connect(t, url, "d")
+	in, release, out := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	j := run(t, h, p, JobRequest{DaemonID: "d", Tools: toolFunc(func(context.Context, json.RawMessage) (json.RawMessage, error) {
+		defer close(out)
+		close(in)
+		<-release
+		return nil, nil
+	})})
+	p.ask(j.ID(), "r", `{"id":1}`)
+	<-in
+	go func() { p.want(relaywire.Cancel); p.finish(j.ID()); p.closed() }()
+	stop(t, h)
+	if o := j.Outcome(); !o.Acknowledged {
+		t.Errorf("got %+v", o)
+	}
+	close(release)
+	<-out
+}
+
 // Tools are revoked, calls under way included, before run.cancel is sent and before
 // completion can be seen.
 func TestToolsRevokedBeforeCancelAndBeforeCompletion(t *testing.T) {

@@ -108,6 +108,7 @@ func (w *wireConn) Write(p []byte) (int, error) {
 type lender struct {
 	http.ResponseWriter
 	stall time.Duration
+	bytes int // for the kernel to keep unread; < 0: as it likes
 	wire  *wireConn
 }
 
@@ -121,6 +122,9 @@ func (l *lender) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	if err := nc.SetDeadline(time.Time{}); err != nil {
 		nc.Close()
 		return nil, nil, err
+	}
+	if s, ok := nc.(interface{ SetReadBuffer(int) error }); ok && l.bytes > 0 {
+		_ = s.SetReadBuffer(l.bytes) // a wish: without it only latency suffers
 	}
 	// The server's own words before the hijack, and what the client sent early.
 	if err := rw.Writer.Flush(); err != nil {
