@@ -340,6 +340,8 @@ type RunRequest struct {
 	Box       string   `json:"box"`
 	TTLMillis int64    `json:"ttl_ms,omitempty" minimum:"0" doc:"Life of the run and of its token; 0 is the server's default."`
 	Models    []string `json:"models,omitempty" doc:"Model providers the run may reach through the gateway. Such a run has the box to itself."`
+	// AutoFinish is for callers who go away, such as a detached command line.
+	AutoFinish bool `json:"auto_finish,omitempty" doc:"Finish by itself, within seconds, once it has had a process and none of its processes lives."`
 }
 
 // RunState is the state of a run.
@@ -362,6 +364,7 @@ type Run struct {
 	ExpiresAt  time.Time    `json:"expires_at"`
 	FinishedAt *time.Time   `json:"finished_at,omitempty"`
 	Models     []ModelRoute `json:"models,omitempty"`
+	AutoFinish bool         `json:"auto_finish,omitempty"`
 	Processes  int          `json:"processes" doc:"Live processes of it."`
 }
 

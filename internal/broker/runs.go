@@ -88,7 +88,7 @@ func (b *Broker) createRun(ctx context.Context, p authz.Principal, req api.RunRe
 	token, hash := secret.NewKey(id)
 	run := store.Run{
 		ID: id, Workspace: box.Workspace, Box: box.ID, Target: box.Target, State: api.RunActive, TokenHash: hash,
-		Exclusive: len(req.Models) > 0, Created: at, Expires: at.Add(ttl).Truncate(time.Microsecond),
+		Exclusive: len(req.Models) > 0, AutoFinish: req.AutoFinish, Created: at, Expires: at.Add(ttl).Truncate(time.Microsecond),
 	}
 	port := firstPort + rand.IntN(lastPort-firstPort)
 	for _, m := range req.Models {
@@ -180,7 +180,7 @@ func (b *Broker) Runs(ctx context.Context, p authz.Principal, page store.Page) (
 }
 
 func (b *Broker) run(ctx context.Context, r store.Run) (api.Run, error) {
-	out := api.Run{ID: r.ID, Workspace: r.Workspace, Box: r.Box, State: r.State, CreatedAt: r.Created, ExpiresAt: r.Expires, FinishedAt: r.Finished}
+	out := api.Run{ID: r.ID, Workspace: r.Workspace, Box: r.Box, State: r.State, AutoFinish: r.AutoFinish, CreatedAt: r.Created, ExpiresAt: r.Expires, FinishedAt: r.Finished}
 	routes := b.routesOf(r.ID)
 	for _, m := range r.Models {
 		route := api.ModelRoute{Provider: m.Provider, Env: map[string]string{}, Requests: m.Requests, BytesUp: m.BytesUp, BytesDown: m.BytesDown}
@@ -355,7 +355,25 @@ func (b *Broker) finished(ctx context.Context, run store.Run) (api.FinishRespons
 	return out, err
 }
 
-// sweep finishes runs that have expired, and those whose finishing was cut short.
+// over says whether a run that finishes by itself has had a process and none of
+// them lives.
+func (b *Broker) over(ctx context.Context, run store.Run) bool {
+	if !run.AutoFinish {
+		return false
+	}
+	scope := authz.Scope{Workspace: run.Workspace, Run: run.ID}
+	count := func(live bool) int {
+		recs, err := b.cfg.Store.Processes(ctx, scope, store.ProcessFilter{Live: live, Page: store.Page{Limit: 1}})
+		if err != nil {
+			return -1 // looked at again by the next sweep
+		}
+		return len(recs)
+	}
+	return count(true) == 0 && count(false) == 1
+}
+
+// sweep finishes runs that have expired, those that are over, and those whose
+// finishing was cut short.
 func (b *Broker) sweep(ctx context.Context) {
 	runs, err := b.cfg.Store.UnfinishedRuns(ctx)
 	if err != nil {
@@ -366,7 +384,14 @@ func (b *Broker) sweep(ctx context.Context) {
 	}
 	at := now()
 	for _, run := range runs {
-		if run.State == api.RunActive && run.Expires.After(at) {
+		reason := "its run expired"
+		switch {
+		case run.State == api.RunFinishing:
+			reason = "its run was finished"
+		case !run.Expires.After(at):
+		case b.over(ctx, run):
+			reason = "its run was over"
+		default:
 			continue
 		}
 		b.mu.Lock()
@@ -374,10 +399,6 @@ func (b *Broker) sweep(ctx context.Context) {
 		b.mu.Unlock()
 		if busy {
 			continue
-		}
-		reason := "its run expired"
-		if run.State == api.RunFinishing {
-			reason = "its run was finished"
 		}
 		// Begun here, waited for by its own goroutine.
 		gone, cancel := context.WithCancel(ctx)

@@ -96,6 +96,39 @@ func TestRunsExpire(t *testing.T) {
 	})
 }
 
+// A run that finishes by itself waits for its first process, and ends with the
+// last one.
+func TestRunsFinishByThemselves(t *testing.T) {
+	t.Parallel()
+	inBubble(t, Limits{}, func(r *rig) {
+		created, err := r.b.CreateRun(r.ctx, r.key, api.RunRequest{Box: r.newBox("w"), AutoFinish: true})
+		r.ok(err)
+		who := r.run
+		who.Run = created.Run.ID
+		state := func() api.RunState {
+			run, err := r.b.Run(r.ctx, r.key, who.Run)
+			r.ok(err)
+			return run.State
+		}
+		time.Sleep(time.Minute)
+		if got := state(); got != api.RunActive {
+			r.t.Errorf("before its first process it is %s", got)
+		}
+		one, err := r.b.Open(r.ctx, who, request("one", "true"))
+		r.ok(err)
+		two, err := r.b.Open(r.ctx, who, request("two", "true"))
+		r.ok(err)
+		r.host.exit(one.Handle, 0)
+		r.becomes(one.Handle, api.StateClosed)
+		time.Sleep(time.Minute)
+		if got := state(); got != api.RunActive {
+			r.t.Errorf("while one of two lives it is %s", got)
+		}
+		r.host.exit(two.Handle, 0)
+		r.eventually("finished", func() bool { return state() == api.RunFinished })
+	})
+}
+
 func TestFinishWithAFence(t *testing.T) {
 	t.Parallel()
 	inBubble(t, Limits{}, func(r *rig) {

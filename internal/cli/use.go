@@ -119,7 +119,7 @@ func (a *app) run(ctx context.Context, o runOptions, argv []string) (int, error)
 	if ephemeral {
 		defer a.removeBox(ctx, cl, box.ID)
 	}
-	run, err := cl.CreateRun(begin, api.RunRequest{Box: box.ID, Models: o.models})
+	run, err := cl.CreateRun(begin, api.RunRequest{Box: box.ID, Models: o.models, AutoFinish: true})
 	if err != nil {
 		return 0, interrupted(begin, err)
 	}
@@ -129,7 +129,7 @@ func (a *app) run(ctx context.Context, o runOptions, argv []string) (int, error)
 	done()
 	if err != nil {
 		// Whether it started or not: finishing the run closes what there is.
-		a.finish(ctx, runner, run.Run.ID, "it could not be opened")
+		a.finish(ctx, cl, run.Run.ID, "it could not be opened")
 		return 0, interrupted(begin, err)
 	}
 	release()
@@ -149,7 +149,7 @@ func (a *app) run(ctx context.Context, o runOptions, argv []string) (int, error)
 	if err != nil {
 		return 0, err
 	}
-	a.finish(ctx, runner, run.Run.ID, "the command ended")
+	a.finish(ctx, cl, run.Run.ID, "the command ended")
 	return a.verdict(end), nil
 }
 

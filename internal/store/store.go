@@ -94,17 +94,18 @@ type ModelGrant struct {
 
 // Run is one active invocation in one box.
 type Run struct {
-	ID        string
-	Workspace string
-	Box       string
-	Target    string
-	State     api.RunState
-	TokenHash [32]byte // SHA-256 of the run token
-	Exclusive bool     // no other active run may be bound to the box
-	Models    []ModelGrant
-	Created   time.Time
-	Expires   time.Time
-	Finished  *time.Time
+	ID         string
+	Workspace  string
+	Box        string
+	Target     string
+	State      api.RunState
+	TokenHash  [32]byte // SHA-256 of the run token
+	Exclusive  bool     // no other active run may be bound to the box
+	AutoFinish bool     // finishes once it had a process and none lives
+	Models     []ModelGrant
+	Created    time.Time
+	Expires    time.Time
+	Finished   *time.Time
 }
 
 // Process is the record of one process. Owner and RequestID are unique together;

@@ -15,7 +15,7 @@ import (
 const (
 	// The model grants of a run come as one JSON array, so that a run is always
 	// read with one statement and so at one moment.
-	runColumns = `id, workspace, box, target, state, token_hash, exclusive, created, expires, finished,
+	runColumns = `id, workspace, box, target, state, token_hash, exclusive, auto_finish, created, expires, finished,
 		(SELECT json_group_array(json_object('Provider', m.provider, 'Port', m.port, 'Requests', m.requests,
 			'BytesUp', m.bytes_up, 'BytesDown', m.bytes_down) ORDER BY m.pos) FROM run_models m WHERE m.run = runs.id)`
 	selectRun = `SELECT ` + runColumns + ` FROM runs WHERE id = ?`
@@ -33,7 +33,7 @@ func scanRun(r row) (store.Run, error) {
 	var created, expires int64
 	var finished sql.NullInt64
 	var models string
-	if err := r.Scan(&v.ID, &v.Workspace, &v.Box, &v.Target, &v.State, &hash, &v.Exclusive, &created, &expires, &finished, &models); err != nil {
+	if err := r.Scan(&v.ID, &v.Workspace, &v.Box, &v.Target, &v.State, &hash, &v.Exclusive, &v.AutoFinish, &created, &expires, &finished, &models); err != nil {
 		return v, err
 	}
 	copy(v.TokenHash[:], hash)
@@ -90,8 +90,8 @@ func (s *Store) CreateRun(ctx context.Context, r store.Run) error {
 		if !errors.Is(err, sql.ErrNoRows) {
 			return err
 		}
-		if err := t.insert("run", r.ID, `INSERT INTO runs (id, workspace, box, target, state, token_hash, exclusive, created, expires) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)`,
-			r.ID, r.Workspace, r.Box, r.Target, string(r.State), r.TokenHash[:], r.Exclusive, micros(r.Created), micros(r.Expires)); err != nil {
+		if err := t.insert("run", r.ID, `INSERT INTO runs (id, workspace, box, target, state, token_hash, exclusive, auto_finish, created, expires) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
+			r.ID, r.Workspace, r.Box, r.Target, string(r.State), r.TokenHash[:], r.Exclusive, r.AutoFinish, micros(r.Created), micros(r.Expires)); err != nil {
 			return err
 		}
 		for i, m := range r.Models {

@@ -185,7 +185,7 @@ func (d *duel) box() {
 
 func (d *duel) createRun() {
 	r := store.Run{ID: d.pick("run", 4), Workspace: d.pick("w", 2), Box: d.pick("box", 5), Target: d.pick("t", 2), State: api.RunActive,
-		TokenHash: [32]byte{1}, Exclusive: rapid.IntRange(0, 4).Draw(d.T, "exclusive") == 0, Created: d.at(), Expires: d.at()}
+		TokenHash: [32]byte{1}, Exclusive: rapid.IntRange(0, 4).Draw(d.T, "exclusive") == 0, AutoFinish: rapid.Bool().Draw(d.T, "auto"), Created: d.at(), Expires: d.at()}
 	if d.flip("models") {
 		r.Models = []store.ModelGrant{{Provider: "p_1", Port: 4000}, {Provider: "p_0"}}
 	}

@@ -68,6 +68,7 @@ CREATE TABLE runs (
     state      TEXT    NOT NULL CHECK (state IN ('active', 'finishing', 'finished')),
     token_hash BLOB    NOT NULL CHECK (length(token_hash) = 32),
     exclusive  INTEGER NOT NULL CHECK (exclusive IN (0, 1)),
+    auto_finish INTEGER NOT NULL CHECK (auto_finish IN (0, 1)),
     created    INTEGER NOT NULL,
     expires    INTEGER NOT NULL,
     finished   INTEGER CHECK ((state = 'finished') = (finished IS NOT NULL)),
