@@ -216,7 +216,7 @@ func (a *attached) output(conn, ctx context.Context, s LogStream) {
 		case err != nil && a.h.closing.Err() != nil:
 			a.closeWith(websocket.StatusGoingAway, "the server is shutting down")
 			return
-		case err != nil && ctx.Err() != nil:
+		case err != nil && ctx.Err() != nil && refusalOf(ctx) == nil:
 			return // the client is gone
 		case err != nil:
 			f := a.h.fail(ctx, err)
@@ -299,6 +299,9 @@ func (a *attached) input(ctx context.Context) {
 		if err != nil {
 			a.closeWith(websocket.StatusPolicyViolation, reason(err))
 			return
+		}
+		if holds(ctx) != nil {
+			continue // not obeyed; the output, which that has ended, says why
 		}
 		if !a.obey(ctx, m) {
 			return

@@ -11,25 +11,25 @@ import (
 // maxCredential bounds what is taken for a credential; a real one has 84 bytes.
 const maxCredential = 512
 
-// authenticate finds out who asks. Bearer is accepted everywhere; Basic, with
+// authenticate finds out who asks, and with what. Bearer is accepted everywhere; Basic, with
 // the credential as the password, only where a browser may look around.
-func (h *Handler) authenticate(r *http.Request, rt *route) (authz.Principal, error) {
+func (h *Handler) authenticate(r *http.Request, rt *route) (authz.Principal, credentialGiven, error) {
 	basic := rt != nil && rt.basic
 	credential, err := credentialOf(r, basic)
 	if err == nil {
 		var p authz.Principal
 		if p, err = h.cfg.Tenants.Authenticate(r.Context(), credential); err == nil {
-			return p, nil
+			return p, credentialGiven(credential), nil
 		}
 	}
 	if !errdefs.Is(err, errdefs.Unauthenticated) {
-		return authz.Principal{}, err
+		return authz.Principal{}, "", err
 	}
 	f := h.fail(r.Context(), err)
 	if basic { // what makes a browser ask
 		f.header.Add("WWW-Authenticate", `Basic realm="stockade: any name, your key as the password", charset="UTF-8"`)
 	}
-	return authz.Principal{}, f
+	return authz.Principal{}, "", f
 }
 
 func credentialOf(r *http.Request, basic bool) (string, error) {

@@ -11,6 +11,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -197,9 +198,15 @@ func (f *fakeBoxes) RemoveImage(ctx context.Context, _ authz.Principal, _, ref s
 }
 
 // fakeTenants knows one credential per kind: its name.
-type fakeTenants struct{ fb *fakeBroker }
+type fakeTenants struct {
+	fb      *fakeBroker
+	revoked atomic.Bool // the workspace's key is no more
+}
 
 func (f *fakeTenants) Authenticate(_ context.Context, credential string) (authz.Principal, error) {
+	if credential == "workspace" && f.revoked.Load() {
+		return authz.Principal{}, errdefs.New(errdefs.Unauthenticated, "the key was revoked")
+	}
 	switch credential {
 	case "admin":
 		return authz.Principal{Kind: authz.Admin, Key: "key_admin"}, nil
@@ -262,6 +269,7 @@ type rig struct {
 	broker *fakeBroker
 	boxes  *fakeBoxes
 	relay  *fakeRelay
+	keys   *fakeTenants
 	logs   *syncBuffer
 	server *httptest.Server
 
@@ -290,10 +298,10 @@ func (s *syncBuffer) String() string {
 func newRig(t *testing.T) *rig {
 	t.Helper()
 	r := &rig{t: t, broker: &fakeBroker{}, logs: &syncBuffer{}}
-	r.relay = &fakeRelay{fb: r.broker}
+	r.relay, r.keys = &fakeRelay{fb: r.broker}, &fakeTenants{fb: r.broker}
 	r.boxes = &fakeBoxes{fb: r.broker, getData: []byte("tar")}
 	var err error
-	r.h, err = New(Config{Broker: r.broker, Boxes: r.boxes, Tenants: &fakeTenants{fb: r.broker}, Relay: r.relay, Metrics: metrics.New("test"),
+	r.h, err = New(Config{Broker: r.broker, Boxes: r.boxes, Tenants: r.keys, Relay: r.relay, Metrics: metrics.New("test"),
 		Version: "test", Logger: slog.New(slog.NewTextHandler(r.logs, nil)),
 		Stream: func(ctx context.Context, _ authz.Principal, _ string, q StreamQuery) (LogStream, error) {
 			r.mu.Lock()

@@ -88,6 +88,8 @@ type Handler struct {
 	doc     []byte                  // the OpenAPI document
 	page    []byte                  // the docs page
 
+	recheck time.Duration // recheckEvery, but in tests
+
 	closing context.Context // ended by Shutdown
 	close   context.CancelFunc
 
@@ -101,7 +103,7 @@ func New(cfg Config) (*Handler, error) {
 	if cfg.Tenants == nil || (cfg.Broker == nil) != (cfg.Boxes == nil) || cfg.Broker == nil && cfg.Relay == nil {
 		return nil, errdefs.New(errdefs.Internal, "the API needs tenants, and a broker with boxes or a relay")
 	}
-	h := &Handler{cfg: cfg, log: cfg.Logger, mux: http.NewServeMux(), routes: map[string]*route{}}
+	h := &Handler{cfg: cfg, log: cfg.Logger, mux: http.NewServeMux(), routes: map[string]*route{}, recheck: recheckEvery}
 	if h.log == nil {
 		h.log = slog.New(slog.DiscardHandler)
 	}
@@ -145,6 +147,8 @@ type ctxKey int
 const (
 	keyRef ctxKey = iota
 	keyPrincipal
+	keyCredential
+	keyGuard
 )
 
 // refOf is the reference a request has in the log.
@@ -207,6 +211,8 @@ func (h *Handler) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 		return
 	}
 	who = principalOf(r.Context())
+	r, over := h.guarded(r)
+	defer over()
 	h.mux.ServeHTTP(w, r)
 }
 
@@ -249,7 +255,7 @@ func (h *Handler) match(r *http.Request) (*route, *failure) {
 // bodies, with the body read.
 func (h *Handler) admit(w http.ResponseWriter, r *http.Request, rt *route, mismatch *failure) (*http.Request, error) {
 	if rt == nil || rt.action != public {
-		p, err := h.authenticate(r, rt)
+		p, credential, err := h.authenticate(r, rt)
 		if err != nil {
 			return nil, err
 		}
@@ -261,7 +267,8 @@ func (h *Handler) admit(w http.ResponseWriter, r *http.Request, rt *route, misma
 				return nil, err
 			}
 		}
-		r = r.WithContext(context.WithValue(r.Context(), keyPrincipal, p))
+		ctx := context.WithValue(r.Context(), keyCredential, credential)
+		r = r.WithContext(context.WithValue(ctx, keyPrincipal, p))
 	}
 	if err := checkQuery(r, rt); err != nil {
 		return nil, err

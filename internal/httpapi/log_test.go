@@ -153,8 +153,13 @@ func handshake() []string {
 // dial attaches.
 func (r *rig) dial(query string) *websocket.Conn {
 	r.t.Helper()
+	return r.dialAs("run", query)
+}
+
+func (r *rig) dialAs(key, query string) *websocket.Conn {
+	r.t.Helper()
 	c, _, err := websocket.Dial(r.t.Context(), r.server.URL+"/v1/processes/"+fakeHandle+"/attach"+query, &websocket.DialOptions{
-		HTTPClient: r.server.Client(), Subprotocols: []string{api.AttachProtocol}, HTTPHeader: http.Header{"Authorization": {"Bearer run"}}})
+		HTTPClient: r.server.Client(), Subprotocols: []string{api.AttachProtocol}, HTTPHeader: http.Header{"Authorization": {"Bearer " + key}}})
 	if err != nil {
 		r.t.Fatal(err)
 	}

@@ -122,7 +122,7 @@ func (h *Handler) registerRuns(b *builder) {
 	}
 	jsonOp(b, spec{id: "finish-run", method: http.MethodPost, path: "/v1/runs/{id}/finish", action: authz.RunFinish, tag: "runs",
 		summary:     "Finish a run",
-		description: "Revokes the run's rights, model calls in flight included, then closes its processes. Answers when each is proven gone or given up. Safe to repeat.",
+		description: "Revokes the run's rights, model calls in flight included, then closes its processes. Answers when each is proven gone or given up, and lists the newest 1,000 and all that are not proven gone. Safe to repeat.",
 		errors:      []errdefs.Code{errdefs.NotFound, errdefs.Indeterminate}},
 		func(ctx context.Context, p authz.Principal, in *finishIn) (*answer[api.FinishResponse], error) {
 			r, err := h.cfg.Broker.FinishRun(ctx, p, in.ID, in.Body)
@@ -249,7 +249,7 @@ func (h *Handler) registerTenants(b *builder) {
 			return replyList(h.cfg.Tenants.Keys(ctx, p, in.Workspace, in.Limit, in.After))
 		})
 	jsonOp(b, spec{id: "revoke-key", method: http.MethodDelete, path: "/v1/keys/{id}", action: authz.KeyRevoke, tag: "tenants",
-		summary: "Revoke a key", description: "At once and for ever. Safe to repeat.", errors: []errdefs.Code{errdefs.NotFound, errdefs.Conflict}},
+		summary: "Revoke a key", description: "At once and for ever. What goes on with it, such as a followed log, ends within seconds; nothing sent over an open socket is obeyed. Safe to repeat.", errors: []errdefs.Code{errdefs.NotFound, errdefs.Conflict}},
 		func(ctx context.Context, p authz.Principal, in *IDIn) (*answer[api.Key], error) {
 			return reply(h.cfg.Tenants.RevokeKey(ctx, p, in.ID))
 		})

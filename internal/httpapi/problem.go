@@ -37,6 +37,9 @@ func (h *Handler) fail(ctx context.Context, err error) *failure {
 	if f, ok := errors.AsType[*failure](err); ok {
 		return f
 	}
+	if refusal := refusalOf(ctx); refusal != nil {
+		err = refusal
+	}
 	// A caller that went away gets no answer; what is written here is for the
 	// count by status only.
 	if ctx.Err() != nil && (errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)) {
