@@ -421,7 +421,7 @@ func BenchmarkCancelSameDaemon(b *testing.B) {
 	p.recv(b)
 	go func() { _ = flood.Stream(context.Background(), func([]json.RawMessage) error { return nil }) }()
 	// As our client does it: what was written and not sent is little.
-	if err := p.nc.(*net.TCPConn).SetWriteBuffer(32 << 10); err != nil {
+	if err := p.nc.(*net.TCPConn).SetWriteBuffer(64 << 10); err != nil {
 		b.Fatal(err)
 	}
 	first := make(chan string, 1) // jobs to acknowledge before the flood goes on

@@ -30,9 +30,10 @@ type Limits struct {
 	QueueBytes   int64 // unread events of one job kept in memory: 1 MiB
 	SpillBytes   int64 // unread events of one job kept on disk beyond that: 1 GiB; negative: none
 	SpillTotal   int64 // the same of all jobs of a hub: 8 GiB
-	// SocketBytes bounds what waits in the kernel on a connection, on the side that
-	// has it set: an acknowledgement stands behind it. It also bounds the speed of one
-	// connection, to SocketBytes per round trip. 128 KiB; negative: the kernel decides.
+	// SocketBytes bounds what waits in the kernel on a connection: an acknowledgement
+	// stands behind it. A hub sets it for receiving, a client a quarter of it for
+	// sending. It also bounds the speed of one connection, to SocketBytes per round
+	// trip: 256 KiB; negative: the kernel decides.
 	SocketBytes int
 	OutboxBytes int64 // frames to one daemon that wait to be sent: 32 MiB, or one frame
 
@@ -64,7 +65,7 @@ func (l Limits) WithDefaults() Limits {
 	number(&l.QueueBytes, 1<<20)
 	number(&l.SpillBytes, 1<<30)
 	number(&l.SpillTotal, 8<<30)
-	number(&l.SocketBytes, 128<<10)
+	number(&l.SocketBytes, 256<<10)
 	number(&l.OutboxBytes, 32<<20)
 	number(&l.HelloTimeout, 10*time.Second)
 	number(&l.ReadyTimeout, 10*time.Second)
