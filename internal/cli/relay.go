@@ -122,6 +122,7 @@ func (a *app) relayJobsCommand() *cobra.Command {
 type relayRunOptions struct {
 	daemon, agent, payload string
 	workspace, command     string
+	allowAll               bool
 	timeout, wait          time.Duration
 }
 
@@ -158,6 +159,7 @@ over; 130 cancelled and confirmed; other codes as everywhere.`,
 	f.StringVar(&o.payload, "payload", "", "file with the payload, a JSON object; - is standard input")
 	f.StringVarP(&o.workspace, "workspace", "w", "", "directory on the daemon's machine")
 	f.StringVar(&o.command, "command", "", "command that starts the agent there (default: the agent's own name)")
+	f.BoolVar(&o.allowAll, "allow-all", false, "let the agent act there without a question, outside the workspace too")
 	f.DurationVar(&o.timeout, "timeout", 0, "stop the job after so long (default: the relay's)")
 	f.DurationVar(&o.wait, "wait", 30*time.Second, "how long to wait for the daemon to connect")
 	return c

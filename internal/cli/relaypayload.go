@@ -28,21 +28,26 @@ func relayPayload(o relayRunOptions, prompt string) (json.RawMessage, error) {
 	if s := o.timeout.Seconds(); s > 0 {
 		config["timeout"] = s
 	}
-	payload := map[string]any{"kind": map[string]string{"claude": "claude-code"}[o.agent], "config": config}
-	if payload["kind"] == "" {
-		payload["kind"] = o.agent
-	}
+	payload := map[string]any{"kind": o.agent, "config": config}
 	switch o.agent {
 	case "claude":
-		payload["prompt"], payload["resume"] = prompt, false
+		payload["kind"], payload["prompt"], payload["resume"] = "claude-code", prompt, false
 		config["command"], config["args"] = command("claude"), []string{}
+		config["dangerously_skip_permissions"] = o.allowAll // said, because its absence means yes
 	case "codex":
 		payload["prompt"] = prompt
 		config["command"], config["args"] = command("codex"), []string{}
 		config["approval_policy"], config["sandbox_mode"] = "never", "workspace-write"
+		if o.allowAll {
+			config["sandbox_mode"] = "danger-full-access"
+		}
 	case "acp":
 		payload["prompt_text"], payload["input_text"] = prompt, prompt
 		config["acp_command"] = command("codex-acp")
+		config["permission_decision"] = "reject_once"
+		if o.allowAll {
+			config["permission_decision"] = "allow_once"
+		}
 	}
 	return json.Marshal(payload)
 }

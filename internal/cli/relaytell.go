@@ -11,7 +11,9 @@ import (
 type relayTeller struct {
 	out    io.Writer
 	say    func(format string, args ...any)
-	told   bool   // text of the present message was printed
+	said   string // text of the present message that was printed …
+	much   bool   // … unless that was more than maxSaid
+	over   bool   // the message was whole: what comes next is another
 	open   bool   // the last line printed has no end yet
 	failed string // what run.failed said
 }
@@ -53,25 +55,12 @@ func (t *relayTeller) tell(raw json.RawMessage) error {
 	switch e.Type {
 	case "message.delta":
 		text := textOf(e.Data.Chunk.Content)
-		if e.Data.Chunk.Final && t.told {
-			text = "" // the whole text once more
-		}
-		err := t.print(text)
 		if e.Data.Chunk.Final {
-			t.end()
+			return t.whole(text)
 		}
-		return err
+		return t.piece(text)
 	case "message.completed", "run.completed":
-		text := textOf(e.Data.Message.Content)
-		if t.told {
-			text = ""
-		}
-		err := t.print(text)
-		t.end()
-		if e.Type == "run.completed" {
-			t.told = true
-		}
-		return err
+		return t.whole(textOf(e.Data.Message.Content))
 	case "tool.call.started":
 		t.end()
 		t.say("· %s", printable(e.Data.ToolName))
@@ -85,11 +74,44 @@ func (t *relayTeller) tell(raw json.RawMessage) error {
 	return nil
 }
 
-func (t *relayTeller) print(text string) error {
-	if text = printableText(text); text == "" {
+// maxSaid bounds what is compared with a whole message that comes after its pieces.
+const maxSaid = 1 << 20
+
+// piece prints the next piece of a message.
+func (t *relayTeller) piece(text string) error {
+	if t.over {
+		t.said, t.much, t.over = "", false, false
+	}
+	text = printableText(text)
+	if t.much = t.much || len(t.said)+len(text) > maxSaid; !t.much {
+		t.said += text
+	}
+	return t.print(text)
+}
+
+// whole takes the whole message, which comes after its pieces, once or more often:
+// what was not printed yet is.
+func (t *relayTeller) whole(text string) error {
+	defer func() { t.over = true }()
+	defer t.end()
+	text = printableText(text)
+	if t.much || strings.TrimSpace(text) == "" || strings.TrimSpace(text) == strings.TrimSpace(t.said) {
 		return nil
 	}
-	t.told, t.open = true, !strings.HasSuffix(text, "\n")
+	rest, ok := strings.CutPrefix(text, t.said)
+	if !ok { // other words than its pieces were
+		t.end()
+		rest = text
+	}
+	t.said = text[:min(len(text), maxSaid)]
+	return t.print(rest)
+}
+
+func (t *relayTeller) print(text string) error {
+	if text == "" {
+		return nil
+	}
+	t.open = !strings.HasSuffix(text, "\n")
 	_, err := io.WriteString(t.out, text)
 	return err
 }
