@@ -79,8 +79,8 @@ func Decode(prefix string, payload json.RawMessage, v any) error {
 	return nil
 }
 
-// Words is a command line in a payload: a list of words, or one string that is
-// split as a shell would, without being run by one.
+// Words is a command line in a payload: a list of words, a string that holds such a
+// list, or one that is split as a shell would, without being run by one.
 type Words []string
 
 // UnmarshalJSON reads either form; null is none.
@@ -89,6 +89,9 @@ func (w *Words) UnmarshalJSON(b []byte) error {
 	if json.Unmarshal(b, &s) == nil {
 		*w = nil
 		if s == nil {
+			return nil
+		}
+		if strings.HasPrefix(strings.TrimSpace(*s), "[") && json.Unmarshal([]byte(*s), (*[]string)(w)) == nil {
 			return nil
 		}
 		words, err := Split(*s)

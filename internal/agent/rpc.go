@@ -3,7 +3,9 @@ package agent
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"strconv"
+	"strings"
 )
 
 // RPC is one JSON-RPC message of an agent that speaks it line by line.
@@ -20,6 +22,18 @@ type RPCError struct {
 	Code    int64           `json:"code"`
 	Message string          `json:"message"`
 	Data    json.RawMessage `json:"data,omitempty"`
+}
+
+// maxErrorData bounds what is told of an error's data.
+const maxErrorData = 1000
+
+// String says the error for people, with its data, where agents put the reason.
+func (e *RPCError) String() string {
+	data := strings.ToValidUTF8(string(e.Data[:min(len(e.Data), maxErrorData)]), "\uFFFD")
+	if data == "" || data == "null" {
+		return fmt.Sprintf("%s (JSON-RPC code %d)", e.Message, e.Code)
+	}
+	return fmt.Sprintf("%s (JSON-RPC code %d): %s", e.Message, e.Code, data)
 }
 
 // ParseRPC reads a line. ok is false for what is no JSON object.

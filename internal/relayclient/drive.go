@@ -10,6 +10,8 @@ import (
 
 	"github.com/stockade-run/stockade/internal/agent"
 	"github.com/stockade-run/stockade/internal/errdefs"
+	"github.com/stockade-run/stockade/internal/osproc"
+	"github.com/stockade-run/stockade/internal/relaywire"
 )
 
 // politeBound is how long an agent that was asked to cancel may take before
@@ -165,7 +167,7 @@ func (d *driver) take(o output) error {
 // apply does what the codec wants.
 func (d *driver) apply(s agent.Step) error {
 	for _, e := range s.Events {
-		if err := d.emit(e); err != nil {
+		if err := d.emit(d.redact(e)); err != nil {
 			if errdefs.Is(err, errdefs.Exhausted) && d.exit.Overflow == "" { // too large to be sent
 				d.exit.Overflow = err.Error()
 				continue
@@ -183,6 +185,25 @@ func (d *driver) apply(s agent.Step) error {
 	}
 	d.done = d.done || s.Done
 	return nil
+}
+
+// redact takes secrets out of a failure: agents repeat in their errors what they
+// were given. What the assistant says is its own.
+func (d *driver) redact(event json.RawMessage) json.RawMessage {
+	if !bytes.HasPrefix(event, []byte(`{"type":"run.failed"`)) {
+		return event
+	}
+	var e struct {
+		Data struct {
+			Error     string `json:"error"`
+			Code      string `json:"code"`
+			Retryable bool   `json:"retryable"`
+		} `json:"data"`
+	}
+	if json.Unmarshal(event, &e) != nil {
+		return event
+	}
+	return relaywire.FailedEvent(e.Data.Code, osproc.Redact(e.Data.Error, d.cfg.Secrets...), e.Data.Retryable)
 }
 
 // cancel asks the agent to stop, waits a moment, and leaves the rest to Stop. What
@@ -217,7 +238,7 @@ func (d *driver) finish(ctx context.Context) error {
 	e := d.proc.Exit()
 	d.exit.Code, d.exit.Signal, d.exit.Stderr = e.Code, e.Signal, d.proc.Stderr()
 	for _, ev := range d.codec.Finish(d.exit) {
-		err := d.emit(ev)
+		err := d.emit(d.redact(ev))
 		if errdefs.Is(err, errdefs.Exhausted) {
 			f := &agent.Failure{Code: d.prefix + ".output_too_large", Message: err.Error()}
 			return d.emit(f.Event())

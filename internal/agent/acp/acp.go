@@ -226,14 +226,14 @@ func (c *codec) reply(id int, m agent.RPC) agent.Step {
 	case c.phase == restoring && id == callRestore:
 		if m.Error != nil {
 			if c.p.Config.Create.Off {
-				return c.fail("acp.session_missing", "the agent does not have the session any more: %s", m.Error.Message)
+				return c.fail("acp.session_missing", "the agent does not have the session any more: %s", m.Error)
 			}
 			return c.open()
 		}
 		return c.opened(m.Result, c.p.Config.Session)
 	case c.phase == initializing && id == callInitialize, c.phase == opening && id == callNew, c.phase == prompting && id == callPrompt:
 		if m.Error != nil {
-			return c.fail("acp.protocol_error", "the agent refused: %s (JSON-RPC code %d)", m.Error.Message, m.Error.Code)
+			return c.fail("acp.protocol_error", "the agent refused: %s", m.Error)
 		}
 	default:
 		return agent.Step{} // an answer to nothing that is asked

@@ -181,7 +181,11 @@ func (c *codec) Feed(line []byte) agent.Step {
 		s.Done = true
 		c.result = text(e.Result)
 		if e.IsError {
-			c.failure = &agent.Failure{Code: "claude_code.cli_error", Message: "Claude Code gave up (" + e.Subtype + "): " + joined(c.result, e.Errors)}
+			why := joined(c.result, e.Errors)
+			if e.Subtype != "" && e.Subtype != "success" { // which it also says of an error of the model's
+				why = e.Subtype + ": " + why
+			}
+			c.failure = &agent.Failure{Code: "claude_code.cli_error", Message: "Claude Code gave up: " + why}
 		}
 	case "stream_event":
 		s.Events = append(s.Events, c.piece(e)...)

@@ -207,7 +207,7 @@ func (c *codec) reply(id int, m agent.RPC) agent.Step {
 		if c.thread = threadID(m.Result); m.Error != nil || c.thread == "" {
 			reason := "its answer names no thread"
 			if m.Error != nil {
-				reason = m.Error.Message
+				reason = m.Error.String()
 			}
 			return c.fail("codex.thread_start_failed", "Codex does not start a thread: %s", reason)
 		}
@@ -228,7 +228,7 @@ func (c *codec) reply(id int, m agent.RPC) agent.Step {
 }
 
 func (c *codec) refused(m agent.RPC) agent.Step {
-	return c.fail("codex.rpc_error", "Codex refused: %s (JSON-RPC code %d)", m.Error.Message, m.Error.Code)
+	return c.fail("codex.rpc_error", "Codex refused: %s", m.Error)
 }
 
 func (c *codec) startTurn() agent.Step {
