@@ -125,16 +125,21 @@ func (s *session) forget(j *job) {
 	}
 }
 
-// endJobs stops every job, takes no more, and waits for the clean-ups, however
-// long they take: each has its own bound.
+// endJobs stops every job and waits for the clean-ups, however long they take: each
+// has its own bound.
 func (s *session) endJobs(cause error) {
+	s.stopJobs(cause)
+	s.jobs.Wait()
+}
+
+// stopJobs stops every job and takes no more.
+func (s *session) stopJobs(cause error) {
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	if s.stopping == nil {
 		s.stopping = cause
 	}
 	for _, j := range s.live {
 		j.cancel(cause)
 	}
-	s.mu.Unlock()
-	s.jobs.Wait()
 }

@@ -62,7 +62,8 @@ func (s *session) serve(ctx context.Context) error {
 			s.flush(conn)
 		}
 	case <-conn.Done():
-		if s.unconfirmed() == nil { // else the hub is told first
+		s.stopJobs(errLost)
+		if s.unconfirmed() == nil { // else the hub is told while they end
 			s.out.close()
 			s.endJobs(errLost)
 		}
