@@ -186,7 +186,7 @@ func (r *rig) run(b api.Box) store.Run {
 	r.t.Helper()
 	run := store.Run{ID: secret.ID(ident.Run), Workspace: b.Workspace, Box: b.ID, Target: b.Target, State: api.RunActive,
 		TokenHash: [32]byte{1}, Created: now(), Expires: now().Add(time.Hour)}
-	r.ok(r.st.CreateRun(r.ctx, run))
+	r.ok(r.st.CreateRun(r.ctx, run, store.Capacity{}))
 	return run
 }
 

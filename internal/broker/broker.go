@@ -99,6 +99,7 @@ func (b *Broker) Start(ctx context.Context) error {
 	}
 	b.wg.Go(func() { b.every(b.cfg.Limits.Sweep, b.sweep) })
 	b.wg.Go(func() { b.every(b.cfg.Limits.RetentionEvery, b.retain) })
+	b.wg.Go(func() { b.every(trimEvery, b.trim) })
 	b.wg.Go(func() { b.every(reviveEvery, b.reviveFailed) })
 	b.log.Info("the broker has started", "generation", generation, "processes", len(found))
 	return nil

@@ -91,7 +91,7 @@ func (b *Broker) tombstone(ctx context.Context, p authz.Principal, requestID, re
 		Handle: secret.ID(ident.Process), RequestID: requestID, Workspace: run.Workspace, Run: run.ID, Target: run.Target, Box: run.Box,
 		Generation: b.targetOf(run.Target).generation(), Created: at, CloseAsked: &at, LogGone: true,
 	}, life, at)
-	rec, _, err = b.cfg.Store.CreateProcess(ctx, rec, store.Capacity{}, b.audit(p, run.Workspace, string(authz.ProcessCloseByRequest), rec.Handle,
+	rec, _, err = b.cfg.Store.CreateProcess(ctx, rec, store.Capacity{Kept: b.cfg.Limits.kept()}, b.audit(p, run.Workspace, string(authz.ProcessCloseByRequest), rec.Handle,
 		map[string]string{"request_id": requestID, "run": run.ID, "reason": reason}))
 	return rec, err
 }

@@ -67,6 +67,17 @@ type Limits struct {
 	// Processes bounds live processes: per run (32), per workspace (512), per
 	// target (10,000).
 	PerRun, PerWorkspace, PerTarget int
+	// RunsPerWorkspace bounds unfinished runs (1,000).
+	RunsPerWorkspace int
+	// Kept bounds what is recorded of one workspace, ended or not: runs (100,000),
+	// processes (200,000) and bytes of their arguments and environment (1 GiB).
+	KeptRuns, KeptProcesses int
+	KeptSpecBytes           int64
+	// KeptLogs and KeptLogBytes bound the logs of closed processes that the hosts
+	// keep for one workspace (1,000 and 16 GiB, but never less than MaxSpool):
+	// those longest closed are forgotten before LogRetention.
+	KeptLogs     int
+	KeptLogBytes int64
 	// DefaultRunTTL is the life of a run that names none (24 h); MaxRunTTL the
 	// most it may name (30 days).
 	DefaultRunTTL, MaxRunTTL time.Duration
@@ -133,6 +144,18 @@ func (l Limits) withDefaults() Limits {
 	count(&l.PerRun, 32)
 	count(&l.PerWorkspace, 512)
 	count(&l.PerTarget, 10_000)
+	count(&l.RunsPerWorkspace, 1000)
+	count(&l.KeptRuns, 100_000)
+	count(&l.KeptProcesses, 200_000)
+	if l.KeptSpecBytes <= 0 {
+		l.KeptSpecBytes = 1 << 30
+	}
+	count(&l.KeptLogs, 1000)
+	if l.KeptLogBytes <= 0 {
+		l.KeptLogBytes = 16 << 30
+	}
+	// A log may be longer than its cap by what was in the pipes at its end.
+	l.KeptLogBytes = max(l.KeptLogBytes, l.MaxSpool+(8<<20))
 	span(&l.DefaultRunTTL, 24*time.Hour)
 	span(&l.MaxRunTTL, 30*24*time.Hour)
 	l.MaxRunTTL = max(l.MaxRunTTL, l.DefaultRunTTL)
@@ -148,6 +171,10 @@ func (l Limits) withDefaults() Limits {
 	span(&l.AuditRetention, 365*24*time.Hour)
 	span(&l.RetentionEvery, 10*time.Minute)
 	return l
+}
+
+func (l Limits) kept() store.Kept {
+	return store.Kept{Runs: l.KeptRuns, Processes: l.KeptProcesses, SpecBytes: l.KeptSpecBytes}
 }
 
 func (c Config) check() error {

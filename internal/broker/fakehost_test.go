@@ -248,6 +248,13 @@ func (h *fakeHost) ran(id string) int {
 	return h.execs[id]
 }
 
+// has reports whether a process is kept.
+func (h *fakeHost) has(id string) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.procs[id] != nil
+}
+
 func (h *fakeHost) count(op string) int {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -47,7 +47,7 @@ func (b *Broker) Open(ctx context.Context, p authz.Principal, req api.OpenReques
 	rec, effects, err := b.intent(ctx, req, run, digest)
 	created := false
 	if err == nil {
-		capacity := store.Capacity{PerTarget: b.cfg.Limits.PerTarget, PerWorkspace: b.cfg.Limits.PerWorkspace, PerRun: b.cfg.Limits.PerRun}
+		capacity := store.Capacity{PerTarget: b.cfg.Limits.PerTarget, PerWorkspace: b.cfg.Limits.PerWorkspace, PerRun: b.cfg.Limits.PerRun, Kept: b.cfg.Limits.kept()}
 		rec, created, err = b.cfg.Store.CreateProcess(ctx, rec, capacity, b.audit(p, run.Workspace, string(authz.ProcessOpen), rec.Handle,
 			map[string]string{"request_id": rec.RequestID, "run": run.ID, "box": run.Box}))
 	}

@@ -2,6 +2,7 @@ package broker
 
 import (
 	"context"
+	"time"
 
 	"github.com/stockade-run/stockade/internal/errdefs"
 	"github.com/stockade-run/stockade/internal/store"
@@ -25,6 +26,38 @@ func (b *Broker) retain(ctx context.Context) {
 	}
 }
 
+const (
+	// trimEvery is how often it is looked whether workspaces keep too many logs.
+	// Between two looks no machine ends more than a few thousand processes, for
+	// which a host has room.
+	trimEvery = 15 * time.Second
+	trimPiece = 100
+)
+
+// trim forgets the logs beyond what one workspace may keep, so that no tenant
+// fills a host's disk or its table of processes.
+func (b *Broker) trim(ctx context.Context) {
+	for {
+		recs, err := b.cfg.Store.ExcessLogs(ctx, b.cfg.Limits.KeptLogs, b.cfg.Limits.KeptLogBytes, trimPiece)
+		done := 0
+		for _, rec := range recs {
+			if err != nil {
+				break
+			}
+			var gone bool
+			if gone, err = b.forgetLog(ctx, rec); gone {
+				done++
+			}
+		}
+		if err != nil && ctx.Err() == nil {
+			b.log.Warn("logs beyond what is kept were not all forgotten", "error", err)
+		}
+		if err != nil || done == 0 || len(recs) < trimPiece {
+			return
+		}
+	}
+}
+
 func (b *Broker) forgetLogs(ctx context.Context) error {
 	filter := store.ProcessFilter{ClosedBefore: now().Add(-b.cfg.Limits.LogRetention), LogKept: true, NoSpec: true, Page: store.Page{Limit: 1000}}
 	for {
@@ -33,7 +66,7 @@ func (b *Broker) forgetLogs(ctx context.Context) error {
 			return err
 		}
 		for _, rec := range recs {
-			if err := b.forgetLog(ctx, rec); err != nil {
+			if _, err := b.forgetLog(ctx, rec); err != nil {
 				return err
 			}
 		}
@@ -46,12 +79,12 @@ func (b *Broker) forgetLogs(ctx context.Context) error {
 
 // forgetLog tells the host first and the ledger then: a log that is recorded as
 // gone is gone. Hosts that are away are tried another time; one that has been
-// replaced has nothing to forget.
-func (b *Broker) forgetLog(ctx context.Context, rec store.Process) error {
+// replaced has nothing to forget. It reports whether the log is recorded as gone.
+func (b *Broker) forgetLog(ctx context.Context, rec store.Process) (bool, error) {
 	t := b.targetOf(rec.Target)
 	l := t.here()
 	if l == nil && b.targets[rec.Target] != nil {
-		return nil
+		return false, nil
 	}
 	if l != nil && l.info.HostID == rec.HostID {
 		err := l.client.Forget(ctx, rec.Handle)
@@ -59,16 +92,16 @@ func (b *Broker) forgetLog(ctx context.Context, rec store.Process) error {
 		case errdefs.Is(err, errdefs.Conflict):
 			// It lives although its record is closed: an operator cleared its fence.
 			b.log.Warn("the log of a closed process cannot be forgotten: the host says that it lives", "handle", rec.Handle, "error", err)
-			return nil
+			return false, nil
 		case err != nil && !errdefs.Is(err, errdefs.NotFound):
-			return err
+			return false, err
 		}
 	}
 	rec.LogGone = true
 	rec.Log.Oldest = rec.Log.Next
 	_, err := b.cfg.Store.SaveProcess(ctx, rec, store.Change{})
 	if errdefs.Is(err, errdefs.Conflict) {
-		return nil // changed meanwhile: next time
+		return false, nil // changed meanwhile: next time
 	}
-	return err
+	return err == nil, err
 }

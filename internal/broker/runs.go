@@ -100,7 +100,7 @@ func (b *Broker) createRun(ctx context.Context, p authz.Principal, req api.RunRe
 			return out, false, err
 		}
 	}
-	if err := b.cfg.Store.CreateRun(ctx, run); err != nil {
+	if err := b.cfg.Store.CreateRun(ctx, run, store.Capacity{PerWorkspace: b.cfg.Limits.RunsPerWorkspace, Kept: b.cfg.Limits.kept()}); err != nil {
 		return out, false, err
 	}
 	if here != nil {

@@ -8,8 +8,10 @@ import (
 	"time"
 
 	"github.com/stockade-run/stockade/internal/api"
+	"github.com/stockade-run/stockade/internal/authz"
 	"github.com/stockade-run/stockade/internal/errdefs"
 	"github.com/stockade-run/stockade/internal/store"
+	"github.com/stockade-run/stockade/internal/wire"
 )
 
 func TestFinishRevokesThenClosesThenFinishes(t *testing.T) {
@@ -293,6 +295,64 @@ func TestOldRecordsAreForgotten(t *testing.T) {
 		if _, ok := r.host.procs[p.Handle]; ok {
 			r.t.Error("the host keeps the log")
 		}
+	})
+}
+
+// One workspace keeps so many logs and no more, the newest.
+func TestExcessLogsAreForgotten(t *testing.T) {
+	t.Parallel()
+	inBubble(t, Limits{KeptLogs: 2}, func(r *rig) {
+		var all []string
+		for _, id := range []string{"a", "b", "c", "d", "e"} {
+			p := r.open(id)
+			r.host.output(p.Handle, wire.KindStdout, "output")
+			r.close(p.Handle, 0)
+			all = append(all, p.Handle)
+			time.Sleep(time.Millisecond)
+		}
+		r.ok(r.ledger.CreateWorkspace(r.ctx, store.Workspace{Name: "v", Created: now()}, r.b.audit(r.admin, "", "workspace.create", "v", nil)))
+		neighbour := r.newRun(authz.Principal{Kind: authz.Workspace, Workspace: "v", Key: r.key.Key}, r.newBox("v"))
+		theirs, err := r.b.Open(r.ctx, neighbour, request("a", "true"))
+		r.ok(err)
+		_, err = r.b.Close(r.ctx, neighbour, theirs.Handle, api.CloseRequest{GraceMillis: millis(0)})
+		r.ok(err)
+		r.eventually("three are gone", func() bool { return r.host.has(all[3]) && !r.host.has(all[2]) })
+		for i, h := range append(all, theirs.Handle) {
+			if r.host.has(h) != (i >= 3) {
+				r.t.Errorf("log %d kept: %v", i, r.host.has(h))
+			}
+		}
+		got, err := r.b.Read(r.ctx, r.run, all[0], ReadQuery{Cursor: cursorAt(all[0], 0)})
+		r.ok(err)
+		if !got.EOF || got.Gap == nil || got.Gap.Bytes != 6 || got.Exit == nil {
+			r.t.Errorf("a forgotten log reads as %+v", got)
+		}
+		if p := r.get(all[0]); p.State != api.StateClosed || p.Receipt == nil || len(p.Argv) == 0 {
+			r.t.Errorf("its record is %+v", p)
+		}
+	})
+}
+
+func TestRecordsOfAWorkspaceAreBounded(t *testing.T) {
+	t.Parallel()
+	inBubble(t, Limits{KeptProcesses: 3, KeptSpecBytes: 4096, RunsPerWorkspace: 2}, func(r *rig) {
+		p := r.open("one")
+		r.close(p.Handle, 0)
+		_, err := r.b.Open(r.ctx, r.run, request("long", "echo", strings.Repeat("x", 4096)))
+		r.code(err, errdefs.Exhausted)
+		r.open("two")
+		_, err = r.b.CloseByRequest(r.ctx, r.run, api.CloseByRequest{RequestID: "three"})
+		r.ok(err)
+		_, err = r.b.CloseByRequest(r.ctx, r.run, api.CloseByRequest{RequestID: "four"})
+		r.code(err, errdefs.Exhausted)
+		_, err = r.b.Open(r.ctx, r.run, request("five", "true"))
+		r.code(err, errdefs.Exhausted)
+		if again := r.open("one"); again.Handle != p.Handle { // what is recorded is answered
+			r.t.Errorf("one is %s now", again.Handle)
+		}
+		r.newRun(r.key, r.box)
+		_, err = r.b.CreateRun(r.ctx, r.key, api.RunRequest{Box: r.box})
+		r.code(err, errdefs.Exhausted)
 	})
 }
 

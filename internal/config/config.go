@@ -56,7 +56,8 @@ type Config struct {
 	} `koanf:"box"`
 
 	Run struct {
-		TTL time.Duration `koanf:"ttl" doc:"Life of a run and its token when the request names none."`
+		TTL             time.Duration `koanf:"ttl" doc:"Life of a run and its token when the request names none."`
+		MaxPerWorkspace int           `koanf:"max_per_workspace" doc:"Unfinished runs of one workspace."`
 	} `koanf:"run"`
 
 	Process struct {
@@ -68,9 +69,14 @@ type Config struct {
 	} `koanf:"process"`
 
 	Retention struct {
-		Log    time.Duration `koanf:"log" doc:"Logs of closed processes are kept so long."`
-		Audit  time.Duration `koanf:"audit" doc:"Acts in the audit record are kept so long."`
-		Record time.Duration `koanf:"record" doc:"Records of finished runs, and with them their request ids, are kept so long."`
+		Log          time.Duration `koanf:"log" doc:"Logs of closed processes are kept so long."`
+		MaxLogs      int           `koanf:"max_logs" doc:"Logs of closed processes kept for one workspace; the oldest go first."`
+		MaxLogBytes  int64         `koanf:"max_log_bytes" doc:"Bytes of those logs together; at least the largest log a request may ask for is kept."`
+		Audit        time.Duration `koanf:"audit" doc:"Acts in the audit record are kept so long."`
+		Record       time.Duration `koanf:"record" doc:"Records of finished runs, and with them their request ids, are kept so long."`
+		MaxRuns      int           `koanf:"max_runs" doc:"Runs recorded of one workspace, finished or not; beyond, nothing new begins in it."`
+		MaxProcesses int           `koanf:"max_processes" doc:"Processes recorded of one workspace, ended or not; beyond, nothing new starts in it."`
+		MaxSpecBytes int64         `koanf:"max_spec_bytes" doc:"Bytes of the arguments and environments of those processes together."`
 	} `koanf:"retention"`
 
 	Relay struct {
@@ -108,7 +114,7 @@ func Default() Config {
 	c.Box.MaxPerTarget, c.Box.MaxPerWorkspace = 64, 32
 	c.Box.Idle = 30 * time.Minute
 	c.Box.CPUMillis, c.Box.MemoryBytes, c.Box.Pids = 2000, 2<<30, 1024
-	c.Run.TTL = 24 * time.Hour
+	c.Run.TTL, c.Run.MaxPerWorkspace = 24*time.Hour, 1000
 	c.Process.MaxPerRun, c.Process.MaxPerWorkspace = 256, 1024
 	c.Process.Deadline = 24 * time.Hour
 	c.Process.SpoolBytes, c.Process.MaxSpoolBytes = 64<<20, 1<<30
@@ -117,6 +123,8 @@ func Default() Config {
 	c.Relay.MessageBytes = 16 << 20
 	c.Relay.RunTimeout, c.Relay.CancelTimeout = 30*time.Minute, 10*time.Second
 	c.Retention.Log, c.Retention.Record, c.Retention.Audit = 24*time.Hour, 7*24*time.Hour, 365*24*time.Hour
+	c.Retention.MaxLogs, c.Retention.MaxLogBytes = 1000, 16<<30
+	c.Retention.MaxRuns, c.Retention.MaxProcesses, c.Retention.MaxSpecBytes = 100_000, 200_000, 1<<30
 	return c
 }
 
@@ -180,6 +188,12 @@ func (c *Config) Validate() error {
 		{"process.max_per_workspace", int64(c.Process.MaxPerWorkspace), 1, 100000},
 		{"process.spool_bytes", c.Process.SpoolBytes, 1 << 20, c.Process.MaxSpoolBytes},
 		{"process.max_spool_bytes", c.Process.MaxSpoolBytes, 1 << 20, 1 << 45},
+		{"run.max_per_workspace", int64(c.Run.MaxPerWorkspace), 1, 1_000_000},
+		{"retention.max_logs", int64(c.Retention.MaxLogs), 1, 10_000},
+		{"retention.max_log_bytes", c.Retention.MaxLogBytes, 1 << 20, 1 << 50},
+		{"retention.max_runs", int64(c.Retention.MaxRuns), 1, 100_000_000},
+		{"retention.max_processes", int64(c.Retention.MaxProcesses), 1, 100_000_000},
+		{"retention.max_spec_bytes", c.Retention.MaxSpecBytes, 4 << 20, 1 << 45},
 		{"relay.max_jobs", int64(c.Relay.MaxJobs), 1, 100000},
 		{"relay.max_daemons", int64(c.Relay.MaxDaemons), 1, 1_000_000},
 		{"relay.message_bytes", c.Relay.MessageBytes, 64 << 10, 256 << 20},

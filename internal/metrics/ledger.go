@@ -90,8 +90,8 @@ func (l *ledger) Processes(ctx context.Context, s store.Scope, f store.ProcessFi
 	return all, err
 }
 
-func (l *ledger) CreateRun(ctx context.Context, r store.Run) error {
-	return l.timed(func() error { return l.Store.CreateRun(ctx, r) })
+func (l *ledger) CreateRun(ctx context.Context, r store.Run, c store.Capacity) error {
+	return l.timed(func() error { return l.Store.CreateRun(ctx, r, c) })
 }
 
 func (l *ledger) SetRunState(ctx context.Context, id string, state api.RunState, at time.Time) (run store.Run, err error) {

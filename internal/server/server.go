@@ -286,7 +286,9 @@ func openGateway(c config.Config, usage gateway.Usage, log *slog.Logger) (*gatew
 func brokerLimits(c config.Config) broker.Limits {
 	return broker.Limits{
 		DefaultDeadline: c.Process.Deadline, DefaultSpool: c.Process.SpoolBytes, MaxSpool: c.Process.MaxSpoolBytes,
-		PerRun: c.Process.MaxPerRun, PerWorkspace: c.Process.MaxPerWorkspace, DefaultRunTTL: c.Run.TTL,
+		PerRun: c.Process.MaxPerRun, PerWorkspace: c.Process.MaxPerWorkspace, DefaultRunTTL: c.Run.TTL, RunsPerWorkspace: c.Run.MaxPerWorkspace,
+		KeptRuns: c.Retention.MaxRuns, KeptProcesses: c.Retention.MaxProcesses, KeptSpecBytes: c.Retention.MaxSpecBytes,
+		KeptLogs: c.Retention.MaxLogs, KeptLogBytes: c.Retention.MaxLogBytes,
 		Lease: c.Host.Lease, LeaseEvery: c.Host.Lease / 30,
 		LogRetention: c.Retention.Log, RecordRetention: c.Retention.Record, AuditRetention: c.Retention.Audit,
 	}

@@ -204,8 +204,18 @@ type Clear struct {
 // Capacity bounds what a create may bring the counts to. Zero is no bound.
 type Capacity struct {
 	PerTarget    int
-	PerWorkspace int
+	PerWorkspace int // of a run: unfinished ones
 	PerRun       int
+	Kept         Kept
+}
+
+// Kept bounds what is recorded of a workspace, ended or not, so that no tenant
+// fills the ledger. Records go with their run, some time after it finished. Zero
+// is no bound.
+type Kept struct {
+	Runs      int
+	Processes int   // those that never started included
+	SpecBytes int64 // of their specs together
 }
 
 // MaxPage is the largest Page.Limit.
@@ -290,8 +300,8 @@ type Store interface {
 	// unfinished run, nor r exclusive while any other is unfinished (conflict),
 	// and no fence stands on it or its whole target (fenced): what may still run
 	// there would share the run's rights. Its target must be the box's (invalid).
-	// Touches the box.
-	CreateRun(ctx context.Context, r Run) error
+	// Touches the box. exhausted when the workspace has no room for it.
+	CreateRun(ctx context.Context, r Run, c Capacity) error
 	Run(ctx context.Context, s Scope, id string) (Run, error)
 	// SetRunState moves it forward: active, finishing, finished. Moving to where
 	// it is changes nothing, back is a conflict. To finished sets Finished to at.
@@ -335,6 +345,12 @@ type Store interface {
 	Process(ctx context.Context, s Scope, handle string) (Process, error)
 	ProcessByRequest(ctx context.Context, s Scope, run, requestID string) (Process, error)
 	Processes(ctx context.Context, s Scope, f ProcessFilter) ([]Process, error)
+
+	// ExcessLogs returns, without their Spec, closed processes whose logs are kept
+	// beyond what one workspace may have: those after its newest logs, or after
+	// its newest ones that have maxBytes together; longest closed first, at most
+	// limit of them. Zero is no bound.
+	ExcessLogs(ctx context.Context, logs int, maxBytes int64, limit int) ([]Process, error)
 
 	// Receipt returns the receipt of a process; who may see it the caller has
 	// decided by reading the process.

@@ -70,7 +70,7 @@ func (f *fixture) run(expires time.Time) (store.Run, string) {
 	r := store.Run{ID: secret.ID(ident.Run), Workspace: "w", Box: b.ID, Target: "t", State: api.RunActive, Created: now(), Expires: expires}
 	text, hash := secret.NewKey(r.ID)
 	r.TokenHash = hash
-	f.ok(f.store.CreateRun(ctx, r))
+	f.ok(f.store.CreateRun(ctx, r, store.Capacity{}))
 	return r, text
 }
 

@@ -85,7 +85,7 @@ func seed(ctx context.Context, s store.Store, name string) (store.Run, error) {
 	if _, _, err := s.CreateBox(ctx, b, store.Capacity{}); err != nil {
 		return r, err
 	}
-	return r, s.CreateRun(ctx, r)
+	return r, s.CreateRun(ctx, r, store.Capacity{})
 }
 
 func processOf(r store.Run, name string) (store.Process, store.AuditEvent) {

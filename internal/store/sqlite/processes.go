@@ -5,8 +5,8 @@ import (
 	"database/sql"
 	"encoding/json"
 	"errors"
+	"math"
 	"strconv"
-	"strings"
 
 	"github.com/stockade-run/stockade/internal/api"
 	"github.com/stockade-run/stockade/internal/errdefs"
@@ -18,7 +18,14 @@ const (
 		exit, cleanup, reason, close_asked, grace_ms, fence, receipt, stdin, log, log_gone, created, started, exited, closed, spec`
 	selectProcess = `SELECT ` + processColumns + ` FROM processes WHERE handle = ?`
 	processOfRun  = `run = ?`
-	noSpec        = `x''`
+	// bareColumns are those without the spec.
+	bareColumns = `handle, request_id, digest, workspace, run, target, box, generation, host_id, boot_id, version, state,
+		exit, cleanup, reason, close_asked, grace_ms, fence, receipt, stdin, log, log_gone, created, started, exited, closed, x''`
+	excessLogs = `SELECT ` + bareColumns + ` FROM processes WHERE seq IN (
+		SELECT seq FROM (SELECT seq, row_number() OVER newest AS n, sum(json_extract(log, '$.next') - json_extract(log, '$.oldest')) OVER newest AS bytes
+			FROM processes WHERE log_gone = 0 AND closed IS NOT NULL
+			WINDOW newest AS (PARTITION BY workspace ORDER BY closed DESC, seq DESC ROWS UNBOUNDED PRECEDING))
+		WHERE n > ? OR bytes > ?) ORDER BY closed, seq LIMIT ?`
 )
 
 func scanProcess(r row) (store.Process, error) {
@@ -127,6 +134,11 @@ func (t *tx) mayStart(p *store.Process, c store.Capacity) error {
 		return notFound("run", p.Run)
 	case r.State != api.RunActive:
 		return errdefs.New(errdefs.Conflict, "the run %s is %s, so nothing new starts in it", p.Run, r.State).WithNext("create a new run")
+	}
+	if err := t.kept(p, c.Kept); err != nil {
+		return err
+	}
+	switch {
 	case p.State == api.StateNeverStarted:
 		return nil // a tombstone starts nothing
 	case r.Box != p.Box || r.Target != p.Target:
@@ -157,6 +169,28 @@ func (t *tx) mayStart(p *store.Process, c store.Capacity) error {
 	}
 	return t.room("live processes in the run "+p.Run, "per_run", c.PerRun,
 		`SELECT live FROM runs WHERE id = ?`, p.Run)
+}
+
+// kept returns exhausted if the workspace has no room for one more record.
+func (t *tx) kept(p *store.Process, k store.Kept) error {
+	return firstOf(
+		t.roomKept("processes", p.Workspace, "kept_processes", `SELECT processes FROM workspaces WHERE name = ?`, 1, int64(k.Processes)),
+		t.roomKept("bytes of arguments", p.Workspace, "kept_spec_bytes", `SELECT spec_bytes FROM workspaces WHERE name = ?`, int64(len(p.Spec)), k.SpecBytes))
+}
+
+// roomKept returns exhausted if what is recorded of a workspace would exceed the
+// bound with more.
+func (t *tx) roomKept(what, workspace, limit, query string, more, bound int64) error {
+	if bound <= 0 || more == 0 {
+		return nil
+	}
+	n, err := t.count(query, workspace)
+	if err == nil && n+more > bound {
+		err = errdefs.New(errdefs.Exhausted, "%d %s are recorded of the workspace %s, %d more would exceed the limit of %d", n, what, workspace, more, bound).
+			WithNext("finish runs: records go some time after their run finished; or ask the operator for a higher limit").
+			With("limit", limit).With("bound", strconv.FormatInt(bound, 10))
+	}
+	return err
 }
 
 // blob keeps an empty value from becoming NULL.
@@ -258,10 +292,23 @@ func processListing(sc store.Scope, f store.ProcessFilter) listing {
 	}
 	columns := processColumns
 	if f.NoSpec {
-		columns = strings.TrimSuffix(processColumns, "spec") + noSpec
+		columns = bareColumns
 	}
 	return listing{what: "process", table: "processes", id: "handle", columns: columns, index: indexFor(sc, f),
 		scope: scoped(sc, processOfRun), where: where}
+}
+
+// ExcessLogs implements [store.Store].
+func (s *Store) ExcessLogs(ctx context.Context, logs int, maxBytes int64, limit int) ([]store.Process, error) {
+	most, mostBytes := int64(logs), maxBytes
+	if most <= 0 {
+		most = math.MaxInt64
+	}
+	if mostBytes <= 0 {
+		mostBytes = math.MaxInt64
+	}
+	ps, err := queryAll(ctx, s.reads, scanProcess, excessLogs, most, mostBytes, limit)
+	return ps, s.dbError(err, "looking for logs beyond what is kept")
 }
 
 // indexFor names the index where SQLite, which keeps no statistics, would walk

@@ -55,7 +55,7 @@ func (t *tx) run(id string) (store.Run, error) {
 }
 
 // CreateRun implements [store.Store].
-func (s *Store) CreateRun(ctx context.Context, r store.Run) error {
+func (s *Store) CreateRun(ctx context.Context, r store.Run, c store.Capacity) error {
 	if err := r.Validate(); err != nil {
 		return err
 	}
@@ -76,6 +76,13 @@ func (s *Store) CreateRun(ctx context.Context, r store.Run) error {
 		}
 		// What may still run there would share the new run's rights (P8).
 		if err := t.unfenced(r.Target, r.Box); err != nil {
+			return err
+		}
+		if err := t.room("unfinished runs in the workspace "+r.Workspace, "per_workspace", c.PerWorkspace,
+			`SELECT open_runs FROM workspaces WHERE name = ?`, r.Workspace); err != nil {
+			return err
+		}
+		if err := t.roomKept("runs", r.Workspace, "kept_runs", `SELECT runs FROM workspaces WHERE name = ?`, 1, int64(c.Kept.Runs)); err != nil {
 			return err
 		}
 		query := `SELECT id FROM runs WHERE box = ? AND state <> 'finished' AND exclusive = 1 LIMIT 1`

@@ -146,7 +146,7 @@ func testBoxInUse(w *world) {
 	w.save(p, store.Change{ClearFence: &store.Clear{ID: f.ID, By: "proof", Reason: "r", At: epoch}})
 	w.ok(remove())
 	w.ok(remove())
-	w.code(w.s.CreateRun(w.ctx, w.newRun(sc.box)), errdefs.Conflict)
+	w.code(w.s.CreateRun(w.ctx, w.newRun(sc.box), store.Capacity{}), errdefs.Conflict)
 }
 
 func testBoxIdle(w *world) {

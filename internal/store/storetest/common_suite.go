@@ -137,7 +137,7 @@ func testPaging(w *world) {
 		r = w.newRun(b)
 		// Times run backwards and repeat: the order of recording counts.
 		r.Created = epoch.Add(-time.Duration(i/2) * time.Minute)
-		w.ok(w.s.CreateRun(w.ctx, r))
+		w.ok(w.s.CreateRun(w.ctx, r, store.Capacity{}))
 		want = append([]string{r.ID}, want...)
 	}
 	for limit := 1; limit <= 8; limit++ {
@@ -234,7 +234,7 @@ func testInvalidRecords(w *world) {
 	} {
 		r := w.newRun(sc.box)
 		change(&r)
-		if err := w.s.CreateRun(w.ctx, r); !errdefs.Is(err, errdefs.Invalid) {
+		if err := w.s.CreateRun(w.ctx, r, store.Capacity{}); !errdefs.Is(err, errdefs.Invalid) {
 			w.Errorf("run with another %s: %v", name, err)
 		}
 	}

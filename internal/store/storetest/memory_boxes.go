@@ -206,7 +206,7 @@ func (m *Memory) IdleBoxes(ctx context.Context, now time.Time) ([]store.Box, err
 }
 
 // CreateRun implements [store.Store].
-func (m *Memory) CreateRun(ctx context.Context, r store.Run) error {
+func (m *Memory) CreateRun(ctx context.Context, r store.Run, c store.Capacity) error {
 	if err := r.Validate(); err != nil {
 		return err
 	}
@@ -228,6 +228,12 @@ func (m *Memory) CreateRun(ctx context.Context, r store.Run) error {
 	}
 	if f, ok := m.standing(r.Target, r.Box); ok {
 		return errdefs.New(errdefs.Fenced, "the fence %s stands", f).With("fence", f)
+	}
+	mine := func(o *store.Run) bool { return o.Workspace == r.Workspace }
+	if err := first(
+		room("per_workspace", count(m.runs, func(o *store.Run) bool { return mine(o) && o.State != api.RunFinished }), c.PerWorkspace),
+		room("kept_runs", count(m.runs, mine), c.Kept.Runs)); err != nil {
+		return err
 	}
 	for _, o := range m.runs {
 		if o.Box == r.Box && o.State != api.RunFinished && (o.Exclusive || r.Exclusive) {

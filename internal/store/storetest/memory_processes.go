@@ -68,6 +68,21 @@ func (m *Memory) mayStart(p *store.Process, c store.Capacity) error {
 		return missing("run", p.Run)
 	case r.State != api.RunActive:
 		return refuse(errdefs.Conflict, "the run is %s", r.State)
+	}
+	specs := int64(0)
+	for _, o := range m.processes {
+		if o.Workspace == p.Workspace {
+			specs += int64(len(o.Spec))
+		}
+	}
+	kept := count(m.processes, func(o *store.Process) bool { return o.Workspace == p.Workspace })
+	if err := room("kept_processes", kept, c.Kept.Processes); err != nil {
+		return err
+	}
+	if n := int64(len(p.Spec)); n > 0 && c.Kept.SpecBytes > 0 && specs+n > c.Kept.SpecBytes {
+		return errdefs.New(errdefs.Exhausted, "too much is recorded").With("limit", "kept_spec_bytes")
+	}
+	switch {
 	case p.State == api.StateNeverStarted:
 		return nil
 	case r.Box != p.Box || r.Target != p.Target:
@@ -211,6 +226,33 @@ func (m *Memory) Processes(ctx context.Context, s store.Scope, f store.ProcessFi
 		}
 	}
 	return ps, err
+}
+
+// ExcessLogs implements [store.Store].
+func (m *Memory) ExcessLogs(ctx context.Context, logs int, maxBytes int64, limit int) ([]store.Process, error) {
+	if err := m.enter(ctx); err != nil {
+		return nil, err
+	}
+	defer m.mu.Unlock()
+	var kept []store.Process
+	for _, p := range slices.Backward(m.processes) {
+		if !p.LogGone && p.Closed != nil {
+			kept = append(kept, clone(p))
+		}
+	}
+	slices.SortStableFunc(kept, func(a, b store.Process) int { return b.Closed.Compare(*a.Closed) })
+	n, bytes := map[string]int{}, map[string]int64{}
+	var out []store.Process
+	for _, p := range kept {
+		n[p.Workspace]++
+		bytes[p.Workspace] += p.Log.Next - p.Log.Oldest
+		if logs > 0 && n[p.Workspace] > logs || maxBytes > 0 && bytes[p.Workspace] > maxBytes {
+			p.Spec = nil
+			out = append(out, p)
+		}
+	}
+	slices.Reverse(out)
+	return out[:min(limit, len(out))], nil
 }
 
 // Receipt implements [store.Store].

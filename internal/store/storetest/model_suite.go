@@ -111,7 +111,11 @@ func (d *duel) page(kind string, n int) store.Page {
 
 func (d *duel) capacity() store.Capacity {
 	n := func(what string) int { return rapid.IntRange(0, 3).Draw(d.T, what) }
-	return store.Capacity{PerTarget: n("per target"), PerWorkspace: n("per workspace"), PerRun: n("per run")}
+	c := store.Capacity{PerTarget: n("per target"), PerWorkspace: n("per workspace"), PerRun: n("per run")}
+	if d.flip("kept") {
+		c.Kept = store.Kept{Runs: 2 + n("kept runs"), Processes: 2 + n("kept processes"), SpecBytes: int64(8 * n("kept bytes"))}
+	}
+	return c
 }
 
 // begin fills the ledger, so that most operations find something.
@@ -192,7 +196,8 @@ func (d *duel) createRun() {
 	if b, err := d.model.Box(d.w.ctx, all, r.Box); err == nil && rapid.IntRange(0, 4).Draw(d.T, "odd") > 0 {
 		r.Workspace, r.Target = b.Workspace, b.Target
 	}
-	d.both("CreateRun", func(s store.Store) (any, error) { return nil, s.CreateRun(d.w.ctx, r) })
+	c := d.capacity()
+	d.both("CreateRun", func(s store.Store) (any, error) { return nil, s.CreateRun(d.w.ctx, r, c) })
 }
 
 func (d *duel) runState() {

@@ -201,6 +201,93 @@ func testProcessCapacity(w *world) {
 	w.ok(try(a.run, store.Capacity{PerTarget: 3, PerWorkspace: 3, PerRun: 1}))
 }
 
+// What is kept of a workspace is bounded too, and goes with its runs.
+func testKept(w *world) {
+	w.target("t")
+	sc, other := w.scene("w", "t"), w.scene("v", "t")
+	old := w.run(sc.box)
+	first := w.newProcess(old)
+	first.Spec = []byte("12345678")
+	first = w.end(w.open(first), epoch)
+	first.LogGone = true
+	w.save(first, store.Change{})
+	try := func(r store.Run, spec string, state api.ProcessState, k store.Kept) error {
+		p := w.newProcess(r)
+		p.Spec, p.State = []byte(spec), state
+		_, _, err := w.s.CreateProcess(w.ctx, p, store.Capacity{Kept: k}, w.event())
+		return err
+	}
+	refused := func(err error, limit string) {
+		w.Helper()
+		w.is(w.code(err, errdefs.Exhausted).Detail["limit"], limit)
+	}
+	full := store.Kept{Runs: 2, Processes: 1, SpecBytes: 8}
+	refused(try(sc.run, "", api.StateRequested, full), "kept_processes")
+	refused(try(sc.run, "", api.StateNeverStarted, full), "kept_processes")
+	refused(try(sc.run, "1", api.StateRequested, store.Kept{SpecBytes: 8}), "kept_spec_bytes")
+	w.ok(try(sc.run, "", api.StateRequested, store.Kept{SpecBytes: 8})) // needs no room
+	w.ok(try(other.run, "12345678", api.StateRequested, full))          // the neighbour is not concerned
+	begin := func(c store.Capacity) error { return w.s.CreateRun(w.ctx, w.newRun(sc.box), c) }
+	refused(begin(store.Capacity{Kept: full}), "kept_runs")
+	refused(begin(store.Capacity{PerWorkspace: 2}), "per_workspace")
+	_, err := w.s.SetRunState(w.ctx, old.ID, api.RunFinished, epoch)
+	w.ok(err)
+	refused(begin(store.Capacity{Kept: full}), "kept_runs")
+	w.ok(begin(store.Capacity{PerWorkspace: 2}))
+	n, err := w.s.DeleteRunsFinishedBefore(w.ctx, epoch.Add(time.Hour))
+	w.ok(err)
+	w.is(n, 1)
+	refused(begin(store.Capacity{Kept: full}), "kept_runs") // one went, one came
+	w.ok(begin(store.Capacity{Kept: store.Kept{Runs: 3}}))
+	w.ok(try(sc.run, "12345678", api.StateRequested, store.Kept{Processes: 2, SpecBytes: 8}))
+}
+
+func testExcessLogs(w *world) {
+	w.target("t")
+	sc, other := w.scene("w", "t"), w.scene("v", "t")
+	// closed makes a process that closed at a minute, with a log of 10 bytes of
+	// which the first 2 are gone.
+	closed := func(r store.Run, minute int) store.Process {
+		p := w.newProcess(r)
+		p.Spec = []byte("spec")
+		p = w.open(p)
+		p.Log = api.LogState{Oldest: 2, Next: 10}
+		return w.end(p, epoch.Add(time.Duration(minute)*time.Minute))
+	}
+	gone := closed(sc.run, 9)
+	gone.LogGone = true
+	w.save(gone, store.Change{})
+	w.process(sc.run)
+	second, first, third := closed(sc.run, 2), closed(sc.run, 1), closed(sc.run, 3)
+	theirs := closed(other.run, 0)
+	for _, c := range []struct {
+		logs  int
+		bytes int64
+		limit int
+		want  []string
+	}{
+		{3, 24, 9, []string{}},
+		{0, 0, 9, []string{}},
+		{1, 0, 9, []string{first.Handle, second.Handle}},
+		{1, 0, 1, []string{first.Handle}},
+		{0, 23, 9, []string{first.Handle}},
+		{2, 8, 9, []string{first.Handle, second.Handle}},
+		{0, 7, 9, []string{theirs.Handle, first.Handle, second.Handle, third.Handle}},
+	} {
+		got, err := w.s.ExcessLogs(w.ctx, c.logs, c.bytes, c.limit)
+		w.ok(err)
+		if have := ids(got, handleOf); fmt.Sprint(have) != fmt.Sprint(c.want) {
+			w.Errorf("%d logs, %d bytes, %d at once: got %v, want %v", c.logs, c.bytes, c.limit, have, c.want)
+		}
+		if len(got) > 0 {
+			want, err := w.s.Process(w.ctx, all, got[0].Handle)
+			w.ok(err)
+			want.Spec = nil
+			w.is(got[0], want)
+		}
+	}
+}
+
 func testProcessCapacityConcurrently(w *world) {
 	w.target("t")
 	sc := w.scene("w", "t")

@@ -17,7 +17,7 @@ func testRunCreate(w *world) {
 	r := w.newRun(b)
 	r.Created = epoch.Add(time.Minute)
 	r.Models = []store.ModelGrant{{Provider: "z", Port: 4100}, {Provider: "a", Port: 4101}}
-	w.ok(w.s.CreateRun(w.ctx, r))
+	w.ok(w.s.CreateRun(w.ctx, r, store.Capacity{}))
 	got, err := w.s.Run(w.ctx, all, r.ID)
 	w.ok(err)
 	want := r
@@ -27,24 +27,24 @@ func testRunCreate(w *world) {
 	w.ok(err)
 	w.is(touched.Used, cut(r.Created))
 
-	w.code(w.s.CreateRun(w.ctx, r), errdefs.Conflict) // the id
+	w.code(w.s.CreateRun(w.ctx, r, store.Capacity{}), errdefs.Conflict) // the id
 	bad := w.newRun(b)
 	bad.Workspace = "v" // another tenant's box looks missing
-	w.code(w.s.CreateRun(w.ctx, bad), errdefs.NotFound)
+	w.code(w.s.CreateRun(w.ctx, bad, store.Capacity{}), errdefs.NotFound)
 	bad = w.newRun(b)
 	bad.Box = "box_none"
-	w.code(w.s.CreateRun(w.ctx, bad), errdefs.NotFound)
+	w.code(w.s.CreateRun(w.ctx, bad, store.Capacity{}), errdefs.NotFound)
 	bad = w.newRun(b)
 	bad.Target = "u"
-	w.code(w.s.CreateRun(w.ctx, bad), errdefs.Invalid)
+	w.code(w.s.CreateRun(w.ctx, bad, store.Capacity{}), errdefs.Invalid)
 	bad = w.newRun(b)
 	bad.State = api.RunFinishing
-	w.code(w.s.CreateRun(w.ctx, bad), errdefs.Invalid)
+	w.code(w.s.CreateRun(w.ctx, bad, store.Capacity{}), errdefs.Invalid)
 	creating := w.newBox("w", "t")
 	creating.State = api.BoxCreating
 	_, _, err = w.s.CreateBox(w.ctx, creating, store.Capacity{})
 	w.ok(err)
-	w.code(w.s.CreateRun(w.ctx, w.newRun(creating)), errdefs.Conflict)
+	w.code(w.s.CreateRun(w.ctx, w.newRun(creating), store.Capacity{}), errdefs.Conflict)
 }
 
 func testRunExclusive(w *world) {
@@ -54,14 +54,14 @@ func testRunExclusive(w *world) {
 	shared := w.run(b)
 	alone := w.newRun(b)
 	alone.Exclusive = true
-	w.code(w.s.CreateRun(w.ctx, alone), errdefs.Conflict)
+	w.code(w.s.CreateRun(w.ctx, alone, store.Capacity{}), errdefs.Conflict)
 	_, err := w.s.SetRunState(w.ctx, shared.ID, api.RunFinishing, epoch)
 	w.ok(err)
-	w.code(w.s.CreateRun(w.ctx, alone), errdefs.Conflict) // finishing still counts
+	w.code(w.s.CreateRun(w.ctx, alone, store.Capacity{}), errdefs.Conflict) // finishing still counts
 	_, err = w.s.SetRunState(w.ctx, shared.ID, api.RunFinished, epoch)
 	w.ok(err)
-	w.ok(w.s.CreateRun(w.ctx, alone))
-	w.code(w.s.CreateRun(w.ctx, w.newRun(b)), errdefs.Conflict)
+	w.ok(w.s.CreateRun(w.ctx, alone, store.Capacity{}))
+	w.code(w.s.CreateRun(w.ctx, w.newRun(b), store.Capacity{}), errdefs.Conflict)
 	w.run(w.box("w", "t")) // another box is free
 	_, err = w.s.SetRunState(w.ctx, alone.ID, api.RunFinished, epoch)
 	w.ok(err)
@@ -129,7 +129,7 @@ func testRunUsage(w *world) {
 	w.workspace("w")
 	r := w.newRun(w.box("w", "t"))
 	r.Models = []store.ModelGrant{{Provider: "a", Port: 1}, {Provider: "b", Port: 2}}
-	w.ok(w.s.CreateRun(w.ctx, r))
+	w.ok(w.s.CreateRun(w.ctx, r, store.Capacity{}))
 	w.ok(w.s.AddRunUsage(w.ctx, r.ID, "b", 1, 20, 300))
 	w.ok(w.s.AddRunUsage(w.ctx, r.ID, "b", 1, 20, 300))
 	w.ok(w.s.AddRunUsage(w.ctx, r.ID, "a", api.MaxOffset, api.MaxOffset, 0))
@@ -160,7 +160,7 @@ func testRunRetention(w *world) {
 
 	forgotten := w.newRun(b)
 	forgotten.Models = []store.ModelGrant{{Provider: "a"}}
-	w.ok(w.s.CreateRun(w.ctx, forgotten))
+	w.ok(w.s.CreateRun(w.ctx, forgotten, store.Capacity{}))
 	p1 := gone(forgotten)
 	tomb := w.newProcess(forgotten)
 	tomb.State, tomb.Cleanup, tomb.Spec = api.StateNeverStarted, api.CleanupQuiescent, nil

@@ -163,7 +163,7 @@ func testFences(w *world) {
 	e := w.code(open(sc.run), errdefs.Fenced)
 	w.is(e.Detail["fence"], f.ID)
 	// Nor does a run begin beside what may still be running: it would share its rights.
-	begin := func() error { return w.s.CreateRun(w.ctx, w.newRun(sc.box)) }
+	begin := func() error { return w.s.CreateRun(w.ctx, w.newRun(sc.box), store.Capacity{}) }
 	w.is(w.code(begin(), errdefs.Fenced).Detail["fence"], f.ID)
 	w.ok(open(w.run(w.box("w", "t")))) // another box is not concerned
 
@@ -205,7 +205,7 @@ func testFenceOfTarget(w *world) {
 	_, _, err := w.s.CreateProcess(w.ctx, w.newProcess(b.run), store.Capacity{}, w.event())
 	e := w.code(err, errdefs.Fenced)
 	w.is(e.Detail["fence"], f.ID)
-	w.code(w.s.CreateRun(w.ctx, w.newRun(b.box)), errdefs.Fenced)
+	w.code(w.s.CreateRun(w.ctx, w.newRun(b.box), store.Capacity{}), errdefs.Fenced)
 	w.process(elsewhere)
 	_, err = w.s.SetRunState(w.ctx, b.run.ID, api.RunFinished, epoch)
 	w.ok(err)

@@ -44,6 +44,8 @@ func Run(t *testing.T, cfg Config) {
 		{"ProcessTombstone", testProcessTombstone},
 		{"ProcessCapacity", testProcessCapacity},
 		{"ProcessCapacityConcurrently", testProcessCapacityConcurrently},
+		{"Kept", testKept},
+		{"ExcessLogs", testExcessLogs},
 		{"ProcessFields", testProcessFields},
 		{"ProcessFilter", testProcessFilter},
 		{"SaveVersion", testSaveVersion},

@@ -78,7 +78,7 @@ func (w *world) newRun(b store.Box) store.Run {
 func (w *world) run(b store.Box) store.Run {
 	w.Helper()
 	r := w.newRun(b)
-	w.ok(w.s.CreateRun(w.ctx, r))
+	w.ok(w.s.CreateRun(w.ctx, r, store.Capacity{}))
 	return r
 }
 

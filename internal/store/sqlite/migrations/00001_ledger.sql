@@ -1,8 +1,9 @@
 -- Times are microseconds since 1970 in UTC. Every list is ordered by seq, the
 -- order of recording, because clocks jump. The CHECKs repeat what the code
 -- refuses already: no unknown kind or state is ever stored. The columns named
--- live count live processes; triggers keep them, because every open asks for them
--- and counting thousands of rows each time would be what an open mostly costs.
+-- live count live processes, those of workspaces also what is kept of each;
+-- triggers keep them, because every open asks for them and counting thousands of
+-- rows each time would be what an open mostly costs.
 
 -- +goose Up
 CREATE TABLE instance (
@@ -13,9 +14,13 @@ CREATE TABLE instance (
 ) STRICT;
 
 CREATE TABLE workspaces (
-    name    TEXT    PRIMARY KEY,
-    created INTEGER NOT NULL,
-    live    INTEGER NOT NULL DEFAULT 0 CHECK (live >= 0)
+    name       TEXT    PRIMARY KEY,
+    created    INTEGER NOT NULL,
+    live       INTEGER NOT NULL DEFAULT 0 CHECK (live >= 0),
+    open_runs  INTEGER NOT NULL DEFAULT 0 CHECK (open_runs >= 0),
+    runs       INTEGER NOT NULL DEFAULT 0 CHECK (runs >= 0),
+    processes  INTEGER NOT NULL DEFAULT 0 CHECK (processes >= 0),
+    spec_bytes INTEGER NOT NULL DEFAULT 0 CHECK (spec_bytes >= 0)
 ) STRICT, WITHOUT ROWID;
 
 CREATE TABLE keys (
@@ -129,10 +134,10 @@ CREATE INDEX processes_closing ON processes (workspace, box) WHERE state = 'clos
 CREATE INDEX processes_kept ON processes (closed) WHERE log_gone = 0 AND closed IS NOT NULL;
 
 -- +goose StatementBegin
-CREATE TRIGGER processes_added AFTER INSERT ON processes WHEN new.live = 1 BEGIN
-    UPDATE targets SET live = live + 1 WHERE name = new.target;
-    UPDATE workspaces SET live = live + 1 WHERE name = new.workspace;
-    UPDATE runs SET live = live + 1 WHERE id = new.run;
+CREATE TRIGGER processes_added AFTER INSERT ON processes BEGIN
+    UPDATE workspaces SET live = live + new.live, processes = processes + 1, spec_bytes = spec_bytes + length(new.spec) WHERE name = new.workspace;
+    UPDATE targets SET live = live + 1 WHERE new.live = 1 AND name = new.target;
+    UPDATE runs SET live = live + 1 WHERE new.live = 1 AND id = new.run;
 END;
 -- +goose StatementEnd
 -- +goose StatementBegin
@@ -143,10 +148,25 @@ CREATE TRIGGER processes_changed AFTER UPDATE OF live ON processes WHEN new.live
 END;
 -- +goose StatementEnd
 -- +goose StatementBegin
-CREATE TRIGGER processes_removed AFTER DELETE ON processes WHEN old.live = 1 BEGIN
-    UPDATE targets SET live = live - 1 WHERE name = old.target;
-    UPDATE workspaces SET live = live - 1 WHERE name = old.workspace;
-    UPDATE runs SET live = live - 1 WHERE id = old.run;
+CREATE TRIGGER processes_removed AFTER DELETE ON processes BEGIN
+    UPDATE workspaces SET live = live - old.live, processes = processes - 1, spec_bytes = spec_bytes - length(old.spec) WHERE name = old.workspace;
+    UPDATE targets SET live = live - 1 WHERE old.live = 1 AND name = old.target;
+    UPDATE runs SET live = live - 1 WHERE old.live = 1 AND id = old.run;
+END;
+-- +goose StatementEnd
+-- +goose StatementBegin
+CREATE TRIGGER runs_added AFTER INSERT ON runs BEGIN
+    UPDATE workspaces SET runs = runs + 1, open_runs = open_runs + (new.state <> 'finished') WHERE name = new.workspace;
+END;
+-- +goose StatementEnd
+-- +goose StatementBegin
+CREATE TRIGGER runs_changed AFTER UPDATE OF state ON runs WHEN (new.state = 'finished') <> (old.state = 'finished') BEGIN
+    UPDATE workspaces SET open_runs = open_runs + (new.state <> 'finished') - (old.state <> 'finished') WHERE name = new.workspace;
+END;
+-- +goose StatementEnd
+-- +goose StatementBegin
+CREATE TRIGGER runs_removed AFTER DELETE ON runs BEGIN
+    UPDATE workspaces SET runs = runs - 1, open_runs = open_runs - (old.state <> 'finished') WHERE name = old.workspace;
 END;
 -- +goose StatementEnd
 
