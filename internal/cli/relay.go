@@ -279,6 +279,7 @@ func (a *app) relayFollow(job *client.RelayJob) error {
 		a.say("job %s on %s", info.ID, printable(info.DaemonID))
 	}
 	tell := &relayTeller{out: a.Stdout, say: a.say}
+	defer tell.end() // also when the answer is cut off
 	for {
 		event, err := job.Next()
 		if err == io.EOF {

@@ -278,6 +278,5 @@ func (s *Service) ClearFence(ctx context.Context, p authz.Principal, id string, 
 	if f, err = s.cfg.Hub.ClearFence(ctx, f.Key, p.String(), req.Reason); err != nil {
 		return api.RelayFence{}, err
 	}
-	s.log.Warn("relay fence cleared", "daemon", f.DaemonID, "by", p.String())
 	return fenceOf(f), nil
 }
