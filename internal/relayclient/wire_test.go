@@ -24,6 +24,16 @@ import (
 type fakeHub struct {
 	url   string
 	conns chan *fakeConn
+	stop  context.CancelFunc
+}
+
+// connect is connect, with a hub that goes away before the client: nobody reads
+// there any more, so a client that said goodbye would wait for nothing.
+func (h *fakeHub) connect(t *testing.T, id string, change func(*Config)) *running {
+	t.Helper()
+	r := connect(t, h.url, id, change)
+	t.Cleanup(h.stop)
+	return r
 }
 
 // fakeConn is the hub's end of one connection.
@@ -34,8 +44,8 @@ type fakeConn struct {
 
 func newFakeHub(t *testing.T) *fakeHub {
 	t.Helper()
-	h := &fakeHub{conns: make(chan *fakeConn, 16)}
 	ctx, stop := context.WithCancel(bg)
+	h := &fakeHub{conns: make(chan *fakeConn, 16), stop: stop}
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		ws, err := websocket.Accept(w, r, nil)
 		if err != nil {
@@ -142,7 +152,7 @@ func with(r runnerFunc, change ...func(*Config)) func(*Config) {
 func TestHello(t *testing.T) {
 	t.Parallel()
 	h := newFakeHub(t)
-	connect(t, h.url, "démon", with(obedient, func(c *Config) { c.Metadata = map[string]any{"version": "1"} }))
+	h.connect(t, "démon", with(obedient, func(c *Config) { c.Metadata = map[string]any{"version": "1"} }))
 	f := h.accept(t).next()
 	if f.Type != relaywire.Hello || f.DaemonID != "démon" || f.Protocol != "coding-relay-v1" || f.Token != token {
 		t.Errorf("hello %+v", f)
@@ -167,7 +177,7 @@ func TestHandshakeFailures(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			h := newFakeHub(t)
-			connect(t, h.url, "d", with(obedient, func(c *Config) { c.Limits.ReadyTimeout = 100 * time.Millisecond }))
+			h.connect(t, "d", with(obedient, func(c *Config) { c.Limits.ReadyTimeout = 100 * time.Millisecond }))
 			c := h.accept(t)
 			c.next()
 			answer(c)
@@ -179,7 +189,7 @@ func TestHandshakeFailures(t *testing.T) {
 func TestOutcomes(t *testing.T) {
 	t.Parallel()
 	h := newFakeHub(t)
-	connect(t, h.url, "d", with(func(ctx context.Context, id string, p json.RawMessage, emit func(json.RawMessage) error, _ MCP) error {
+	h.connect(t, "d", with(func(ctx context.Context, id string, p json.RawMessage, emit func(json.RawMessage) error, _ MCP) error {
 		if err := emit(json.RawMessage(` {"type":"x","id":"` + id + `"} `)); err != nil {
 			return err
 		}
@@ -253,7 +263,7 @@ func TestRepeatedCancelDoesNotInterrupt(t *testing.T) {
 	t.Parallel()
 	h := newFakeHub(t)
 	begun, proceed := make(chan struct{}), make(chan struct{})
-	connect(t, h.url, "d", with(func(ctx context.Context, _ string, _ json.RawMessage, _ func(json.RawMessage) error, _ MCP) error {
+	h.connect(t, "d", with(func(ctx context.Context, _ string, _ json.RawMessage, _ func(json.RawMessage) error, _ MCP) error {
 		<-ctx.Done()
 		close(begun)
 		<-proceed
@@ -300,7 +310,7 @@ func TestFatalFrames(t *testing.T) {
 			t.Parallel()
 			h := newFakeHub(t)
 			ended := make(chan struct{})
-			connect(t, h.url, "d", with(func(ctx context.Context, id string, p json.RawMessage, emit func(json.RawMessage) error, m MCP) error {
+			h.connect(t, "d", with(func(ctx context.Context, id string, p json.RawMessage, emit func(json.RawMessage) error, m MCP) error {
 				defer close(ended)
 				return obedient(ctx, id, p, emit, m)
 			}))
@@ -322,7 +332,7 @@ func TestFatalFrames(t *testing.T) {
 func TestIgnoredFrames(t *testing.T) {
 	t.Parallel()
 	h := newFakeHub(t)
-	connect(t, h.url, "d", with(func(context.Context, string, json.RawMessage, func(json.RawMessage) error, MCP) error { return nil }))
+	h.connect(t, "d", with(func(context.Context, string, json.RawMessage, func(json.RawMessage) error, MCP) error { return nil }))
 	c := h.ready(t)
 	for _, raw := range []string{
 		`{`, `[]`, `1`, ``, `{"type":"x"}`, `{"type":7}`, `{"type":"daemon.pong"}`, `{"type":"run.start"}`, `{"type":"run.start","job_id":"a"}`,
@@ -345,7 +355,7 @@ func TestIgnoredFrames(t *testing.T) {
 func TestUnconfirmedClosesWith1011(t *testing.T) {
 	t.Parallel()
 	h := newFakeHub(t)
-	c := connect(t, h.url, "d", with(func(context.Context, string, json.RawMessage, func(json.RawMessage) error, MCP) error {
+	c := h.connect(t, "d", with(func(context.Context, string, json.RawMessage, func(json.RawMessage) error, MCP) error {
 		return fmt.Errorf("wrapped: %w", &UnconfirmedError{Why: "x"})
 	}))
 	conn := h.ready(t)
@@ -375,7 +385,7 @@ func TestStalledHub(t *testing.T) {
 	event := json.RawMessage(`{"x":"` + strings.Repeat("y", 64<<10) + `"}`)
 	var mu sync.Mutex
 	sent := map[string]int{}
-	connect(t, h.url, "d", with(func(ctx context.Context, id string, p json.RawMessage, emit func(json.RawMessage) error, m MCP) error {
+	h.connect(t, "d", with(func(ctx context.Context, id string, p json.RawMessage, emit func(json.RawMessage) error, m MCP) error {
 		if id == "quiet" {
 			return obedient(ctx, id, p, emit, m)
 		}
@@ -460,7 +470,7 @@ func TestProxy(t *testing.T) {
 	t.Parallel()
 	h := newFakeHub(t)
 	mcps := make(chan MCP, 1)
-	connect(t, h.url, "d", with(func(ctx context.Context, id string, p json.RawMessage, emit func(json.RawMessage) error, m MCP) error {
+	h.connect(t, "d", with(func(ctx context.Context, id string, p json.RawMessage, emit func(json.RawMessage) error, m MCP) error {
 		mcps <- m
 		return obedient(ctx, id, p, emit, m)
 	}, func(c *Config) { c.Limits.MessageBytes = 1 << 20 }))
@@ -592,7 +602,7 @@ func TestConfigIsChecked(t *testing.T) {
 func TestTooManyJobs(t *testing.T) {
 	t.Parallel()
 	h := newFakeHub(t)
-	connect(t, h.url, "d", with(obedient, func(c *Config) { c.Limits.Jobs = 2 }))
+	h.connect(t, "d", with(obedient, func(c *Config) { c.Limits.Jobs = 2 }))
 	c := h.ready(t)
 	for _, id := range []string{"a", "b", "c"} {
 		c.send(start(id, "{}"))

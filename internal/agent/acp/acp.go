@@ -57,30 +57,55 @@ type payload struct {
 	} `json:"config"`
 }
 
-// presets are the commands of the providers that need no command of their own.
-var presets = map[string][]string{
-	"auggie":         {"npx", "-y", "@augmentcode/auggie", "--acp"},
-	"autohand":       {"npx", "-y", "@autohandai/autohand-acp"},
-	"claude-code":    {"npx", "-y", "@agentclientprotocol/claude-agent-acp@0.62.0"},
-	"codebuddy-code": {"npx", "-y", "@tencent-ai/codebuddy-code", "--acp"},
-	"codex":          {"npx", "-y", "@zed-industries/codex-acp"},
-	"deepagents":     {"npx", "-y", "deepagents-acp"},
-	"dimcode":        {"npx", "-y", "dimcode", "acp"},
-	"dirac":          {"npx", "-y", "dirac-cli", "--acp"},
-	"factory-droid":  {"npx", "-y", "droid", "exec", "--output-format", "acp-daemon"},
-	"gemini":         {"npx", "-y", "@google/gemini-cli", "--acp"},
-	"glm-agent":      {"npx", "-y", "glm-acp-agent"},
-	"kilo":           {"npx", "-y", "@kilocode/cli", "acp"},
-	"opencode":       {"opencode", "acp"},
-	"pi-acp":         {"npx", "-y", "pi-acp"},
-	"qwen-code":      {"npx", "-y", "@qwen-code/qwen-code", "--acp", "--experimental-skills"},
+// preset is the command of a provider that needs no command of its own, nil for
+// others.
+func preset(provider string) []string {
+	switch provider {
+	case "auggie":
+		return []string{"npx", "-y", "@augmentcode/auggie", "--acp"}
+	case "autohand":
+		return []string{"npx", "-y", "@autohandai/autohand-acp"}
+	case "claude-code":
+		return []string{"npx", "-y", "@agentclientprotocol/claude-agent-acp@0.62.0"}
+	case "codebuddy-code":
+		return []string{"npx", "-y", "@tencent-ai/codebuddy-code", "--acp"}
+	case "codex":
+		return []string{"npx", "-y", "@zed-industries/codex-acp"}
+	case "deepagents":
+		return []string{"npx", "-y", "deepagents-acp"}
+	case "dimcode":
+		return []string{"npx", "-y", "dimcode", "acp"}
+	case "dirac":
+		return []string{"npx", "-y", "dirac-cli", "--acp"}
+	case "factory-droid":
+		return []string{"npx", "-y", "droid", "exec", "--output-format", "acp-daemon"}
+	case "gemini":
+		return []string{"npx", "-y", "@google/gemini-cli", "--acp"}
+	case "glm-agent":
+		return []string{"npx", "-y", "glm-acp-agent"}
+	case "kilo":
+		return []string{"npx", "-y", "@kilocode/cli", "acp"}
+	case "opencode":
+		return []string{"opencode", "acp"}
+	case "pi-acp":
+		return []string{"npx", "-y", "pi-acp"}
+	case "qwen-code":
+		return []string{"npx", "-y", "@qwen-code/qwen-code", "--acp", "--experimental-skills"}
+	}
+	return nil
 }
 
-// inherit lists what a provider's agent needs of the machine's variables.
-var inherit = map[string][]string{
-	"claude-code": {"ANTHROPIC_*", "CLAUDE_*"},
-	"codex":       {"OPENAI_*", "CODEX_*"},
-	"gemini":      {"GEMINI_*", "GOOGLE_*"},
+// inherit is what a provider's agent needs of the machine's variables.
+func inherit(provider string) []string {
+	switch provider {
+	case "claude-code":
+		return []string{"ANTHROPIC_*", "CLAUDE_*"}
+	case "codex":
+		return []string{"OPENAI_*", "CODEX_*"}
+	case "gemini":
+		return []string{"GEMINI_*", "GOOGLE_*"}
+	}
+	return nil
 }
 
 // unset is what would make Claude Code behave otherwise below an ACP client.
@@ -155,13 +180,13 @@ func (c *codec) prompt() string {
 func (c *codec) Launch(h agent.Host) (agent.Launch, error) {
 	cfg := &c.p.Config
 	l := agent.Launch{
-		Command: cfg.Command, Env: cfg.Env, Inherit: inherit[cfg.Provider],
+		Command: cfg.Command, Env: cfg.Env, Inherit: inherit(cfg.Provider),
 		Timeout:      cfg.Timeout.Or(defaultTimeout),
 		StartTimeout: cfg.Startup.Or(defaultStart) + cfg.Initialize.Or(defaultStart),
 		CallTimeout:  cfg.CallTimeout.Or(0), Linger: linger,
 	}
 	if len(l.Command) == 0 {
-		l.Command, l.Preset = presets[cfg.Provider], true
+		l.Command, l.Preset = preset(cfg.Provider), true
 	}
 	if len(l.Command) == 0 {
 		return l, agent.Invalid(prefix, "the provider %q needs an acp_command", cfg.Provider)

@@ -1,0 +1,104 @@
+package relayclient
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stockade-run/stockade/internal/relay"
+)
+
+// What a finished agent leaves behind is ended before the job's end, even if it
+// holds the output.
+func TestLeftoversAreEnded(t *testing.T) {
+	t.Parallel()
+	for _, kind := range kinds {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			h, url := newHub(t, nil)
+			connect(t, url, "d", nil)
+			file := filepath.Join(t.TempDir(), "notes")
+			got := events(t, runJob(t, h, relay.JobRequest{DaemonID: "d", Payload: payload(kind, "leave", file, nil)}))
+			if !strings.HasSuffix(types(got), "run.completed") {
+				t.Errorf("events %s", types(got))
+			}
+			if b, _ := os.ReadFile(file); strings.Contains(string(b), "stubborn") && alive(pidOf(t, file, "stubborn")) {
+				t.Error("somebody is left")
+			}
+		})
+	}
+}
+
+// The payload's own time-out is told by its own code, and may be tried again.
+func TestPayloadTimeout(t *testing.T) {
+	t.Parallel()
+	for _, kind := range kinds {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			h, url := newHub(t, nil)
+			connect(t, url, "d", nil)
+			file := filepath.Join(t.TempDir(), "notes")
+			got := events(t, runJob(t, h, relay.JobRequest{DaemonID: "d", Payload: payload(kind, "hang", file, map[string]any{"timeout": 0.5})}))
+			code := map[string]string{"acp": "acp.timeout", "claude": "claude_code.timeout", "codex": "codex.timeout"}[kind]
+			if last := string(got[len(got)-1]); !strings.HasSuffix(types(got), "run.failed="+code) || !strings.Contains(last, `"retryable":true`) {
+				t.Errorf("events %s", got)
+			}
+			if alive(pidOf(t, file, "agent")) {
+				t.Error("the agent is left")
+			}
+		})
+	}
+}
+
+// What the machine's owner has not allowed is refused before anything starts.
+func TestNotAllowed(t *testing.T) {
+	t.Parallel()
+	h, url := newHub(t, nil)
+	work := t.TempDir()
+	if err := os.Symlink("/etc", filepath.Join(work, "out")); err != nil {
+		t.Fatal(err)
+	}
+	connect(t, url, "strict", func(c *Config) { c.AllowCommand, c.AllowWorkspace = nil, []string{work} })
+	connect(t, url, "own", func(c *Config) { c.AllowCommand, c.AllowWorkspace = []string{exe()}, []string{work} })
+	file := filepath.Join(t.TempDir(), "notes")
+	env := func(name string) map[string]any { return map[string]any{"env": map[string]any{name: "secret value"}} }
+	for name, c := range map[string]struct {
+		daemon, kind string
+		more         map[string]any
+		want         string
+	}{
+		"command":           {"strict", "claude", nil, "claude_code.permission_denied"},
+		"acp command":       {"strict", "acp", nil, "acp.permission_denied"},
+		"shell":             {"own", "codex", map[string]any{"command": "sh -c 'exit 0'"}, "codex.permission_denied"},
+		"relative":          {"own", "codex", map[string]any{"command": "./x"}, "codex.permission_denied"},
+		"workspace":         {"own", "claude", map[string]any{"workspace": "/"}, "claude_code.config_invalid"},
+		"link":              {"own", "claude", map[string]any{"workspace": work + "/out"}, "claude_code.config_invalid"},
+		"dots":              {"own", "claude", map[string]any{"workspace": work + "/../.."}, "claude_code.config_invalid"},
+		"missing directory": {"own", "claude", map[string]any{"workspace": work + "/none"}, "claude_code.config_invalid"},
+		"loader":            {"own", "claude", env("LD_PRELOAD"), "claude_code.config_invalid"},
+		"search path":       {"own", "claude", env("PATH"), "claude_code.config_invalid"},
+		"node options":      {"own", "claude", env("NODE_OPTIONS"), "claude_code.config_invalid"},
+		"ours":              {"own", "claude", env("STOCKADE_X"), "claude_code.config_invalid"},
+		"zero byte":         {"own", "claude", env("A\x00"), "claude_code.config_invalid"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			got := events(t, runJob(t, h, relay.JobRequest{DaemonID: c.daemon, Payload: payload(c.kind, "", file, c.more)}))
+			if types(got) != "run.failed="+c.want || strings.Contains(string(got[0]), "secret value") {
+				t.Errorf("got %s, want %s", got, c.want)
+			}
+		})
+	}
+	t.Cleanup(func() {
+		if b, err := os.ReadFile(file); err == nil {
+			t.Errorf("something ran: %s", b)
+		}
+	})
+	for _, bad := range []string{`{}`, `{"kind":"x"}`, `{"prompt":"x"}`} {
+		got := events(t, runJob(t, h, relay.JobRequest{DaemonID: "own", Payload: []byte(bad)}))
+		if types(got) != "run.failed=agent_runtime.config_invalid" {
+			t.Errorf("%s: %s", bad, got)
+		}
+	}
+}

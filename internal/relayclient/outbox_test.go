@@ -1,0 +1,128 @@
+package relayclient
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+)
+
+func frames(t *testing.T, o *outbox) string {
+	t.Helper()
+	var all []string
+	for {
+		f, over, ok := o.try()
+		if !ok {
+			return strings.Join(all, " ")
+		}
+		s := string(f)
+		if over != nil {
+			s += "(" + over.id + ")"
+		}
+		all = append(all, s)
+	}
+}
+
+func TestOutboxOrder(t *testing.T) {
+	t.Parallel()
+	o := newOutbox(1 << 10)
+	a, b, c := newLane(&job{id: "a"}), newLane(&job{id: "b"}), newLane(&job{id: "c"})
+	add := func(l *lane, names ...string) {
+		for _, n := range names {
+			if err := o.event(bg, l, []byte(n)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	add(a, "a1", "a2", "a3", "a4")
+	add(b, "b1", "b2")
+	add(c, "c1", "c2")
+	if err := o.call([]byte("call")); err != nil {
+		t.Fatal(err)
+	}
+	o.finish(b, []byte("b3"), []byte("bF")) // behind its events
+	o.drop(c)                               // cancelled while it runs
+	o.finish(c, []byte("c3"), []byte("cF"))
+	if got, want := frames(t, o), "cF(c) call a1 b1 a2 b2 a3 b3 a4 bF(b)"; got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+	// Cancelled when it was over, with events that wait.
+	add(a, "a5", "a6")
+	o.finish(a, nil, []byte("aF"))
+	o.drop(a)
+	o.drop(a)
+	if got, want := frames(t, o), "aF(a)"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+	if err := o.event(bg, a, []byte("late")); err != errCancelled {
+		t.Errorf("an event after the end: %v", err)
+	}
+	o.close()
+	if err := o.call(nil); err != errLost {
+		t.Error(err)
+	}
+	if err := o.event(bg, newLane(&job{}), nil); err != errLost {
+		t.Error(err)
+	}
+}
+
+// Who has no room waits, and is let go by room, by the hub's wish, by the end.
+func TestOutboxWaits(t *testing.T) {
+	t.Parallel()
+	for name, free := range map[string]func(o *outbox, l *lane, stop context.CancelCauseFunc){
+		"room":   func(o *outbox, _ *lane, _ context.CancelCauseFunc) { o.try() },
+		"cancel": func(o *outbox, l *lane, _ context.CancelCauseFunc) { o.drop(l) },
+		"stop":   func(_ *outbox, _ *lane, stop context.CancelCauseFunc) { stop(errStopping) },
+		"lost":   func(o *outbox, _ *lane, _ context.CancelCauseFunc) { o.close() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				o := newOutbox(10)
+				l := newLane(&job{id: "j"})
+				ctx, stop := context.WithCancelCause(bg)
+				defer stop(nil)
+				if err := o.event(ctx, l, make([]byte, 100)); err != nil { // one always goes in
+					t.Fatal(err)
+				}
+				done := make(chan error, 1)
+				go func() { done <- o.event(ctx, l, []byte("x")) }()
+				synctest.Wait()
+				select {
+				case err := <-done:
+					t.Fatalf("it does not wait: %v", err)
+				default:
+				}
+				free(o, l, stop)
+				want := map[string]error{"cancel": errCancelled, "stop": errStopping, "lost": errLost}[name]
+				if err := <-done; err != want {
+					t.Errorf("%v, want %v", err, want)
+				}
+			})
+		})
+	}
+}
+
+// Every job's turn comes, whatever the others have.
+func TestOutboxIsFair(t *testing.T) {
+	t.Parallel()
+	o := newOutbox(1 << 20)
+	for j := range 5 {
+		l := newLane(&job{})
+		for range 100 * (j + 1) {
+			if err := o.event(bg, l, fmt.Appendf(nil, "%d", j)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	counts := map[string]int{}
+	for range 500 {
+		f, _, _ := o.try()
+		counts[string(f)]++
+	}
+	for j, n := range counts {
+		if n != 100 {
+			t.Errorf("job %s had %d of 500", j, n)
+		}
+	}
+}
