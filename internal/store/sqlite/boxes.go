@@ -62,6 +62,9 @@ func (s *Store) CreateBox(ctx context.Context, b store.Box, c store.Capacity) (s
 	}
 	var got store.Box
 	var created bool
+	if err := s.roomy("creating a box"); err != nil {
+		return store.Box{}, false, err
+	}
 	err = s.change(ctx, "creating a box", func(t *tx) error {
 		got, created = store.Box{}, false
 		if b.Key != "" {

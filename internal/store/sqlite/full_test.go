@@ -84,6 +84,70 @@ func TestFileAtItsBound(t *testing.T) {
 	}
 }
 
+// TestFullDiskLeavesRoomForTheEnd: whatever the disk is full of, what is recorded
+// can still change, thousands of times; nothing new is begun.
+func TestFullDiskLeavesRoomForTheEnd(t *testing.T) {
+	t.Parallel()
+	need.Root(t)
+	dir := t.TempDir()
+	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=24m,mode=0700"); err != nil {
+		t.Skipf("a tmpfs cannot be mounted here: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := syscall.Unmount(dir, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	path := filepath.Join(dir, "ledger.db")
+	s := open(t, Config{Path: path})
+	defer func() { _ = s.Close() }()
+	r, err := seed(t.Context(), s, "w")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, a := processOf(r, "first")
+	if p, _, err = s.CreateProcess(t.Context(), p, store.Capacity{}, a); err != nil {
+		t.Fatal(err)
+	}
+	ballast, err := os.Create(filepath.Join(dir, "ballast"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ballast.Close()
+	for err == nil {
+		_, err = ballast.Write(make([]byte, 64<<10))
+	}
+	if !errors.Is(err, syscall.ENOSPC) {
+		t.Fatal(err)
+	}
+	fill := func(id string) error {
+		p, a := processOf(r, id)
+		_, _, err := s.CreateProcess(t.Context(), p, store.Capacity{}, a)
+		return err
+	}
+	for range 1000 {
+		if err := fill("new"); !errdefs.Is(err, errdefs.Unavailable) {
+			t.Fatalf("a new process on a full disk: %v", err)
+		}
+	}
+	for i := range 1000 {
+		p.Log.Next = int64(i)
+		if p.Version, err = s.SaveProcess(t.Context(), p, store.Change{}); err != nil {
+			t.Fatalf("change %d on a full disk: %v", i, err)
+		}
+	}
+	if err := errors.Join(ballast.Truncate(0), fill("new")); err != nil {
+		t.Errorf("with space again: %v", err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	s = open(t, Config{Path: path})
+	if got, err := s.Process(t.Context(), store.Scope{All: true}, p.Handle); err != nil || got.Version != p.Version || got.Log.Next != 999 {
+		t.Errorf("got %+v, %v", got, err)
+	}
+}
+
 // TestDiskFull: a real file system without space, and with space again.
 func TestDiskFull(t *testing.T) {
 	t.Parallel()

@@ -22,6 +22,7 @@ import (
 	"syscall"
 
 	"github.com/pressly/goose/v3"
+	"golang.org/x/sys/unix"
 	driver "modernc.org/sqlite"
 
 	"github.com/stockade-run/stockade/internal/durable"
@@ -68,6 +69,8 @@ type Store struct {
 	write   *writer
 	closing sync.Once
 	closed  error
+	// reserved: the write-ahead log has space of its own; set once by Open.
+	reserved bool
 }
 
 var _ store.Store = (*Store)(nil)
@@ -125,7 +128,13 @@ func (s *Store) open(ctx context.Context, cfg Config) error {
 	rdb.SetMaxOpenConns(readers)
 	rdb.SetMaxIdleConns(readers)
 	s.reads = newPool(rdb)
-	return rdb.PingContext(ctx)
+	if err := rdb.PingContext(ctx); err != nil {
+		return err
+	}
+	if err := s.reserve(); err != nil {
+		s.log.WarnContext(ctx, "the ledger has no space of its own for when the disk is full", "err", err)
+	}
+	return nil
 }
 
 // Close waits for the writes and reads under way and closes the file. It may be
@@ -209,6 +218,8 @@ func prepareFile(path string) error {
 			return fail(err)
 		}
 	}
+	// Before SQLite has the file: closing it later would drop SQLite's locks.
+	_ = unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_KEEP_SIZE, 0, st.Size()+reserveBytes)
 	if st.Size() == 0 {
 		// A new file must still have its name after a power cut.
 		if err := durable.SyncDir(filepath.Dir(path)); err != nil {

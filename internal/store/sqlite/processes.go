@@ -86,6 +86,9 @@ func (s *Store) CreateProcess(ctx context.Context, p store.Process, c store.Capa
 	}
 	var got store.Process
 	var created bool
+	if err := s.roomy("recording a process"); err != nil {
+		return store.Process{}, false, err
+	}
 	err = s.change(ctx, "recording a process", func(t *tx) error {
 		got, created = store.Process{}, false
 		old, err := queryOne(ctx, t, scanProcess, `SELECT `+processColumns+` FROM processes WHERE run = ? AND request_id = ?`, p.Run, p.RequestID)

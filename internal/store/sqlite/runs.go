@@ -62,6 +62,9 @@ func (s *Store) CreateRun(ctx context.Context, r store.Run, c store.Capacity) er
 	if r.State != api.RunActive {
 		return errdefs.New(errdefs.Invalid, "a new run is %s, not %s", api.RunActive, r.State)
 	}
+	if err := s.roomy("creating a run"); err != nil {
+		return err
+	}
 	return s.change(ctx, "creating a run", func(t *tx) error {
 		b, err := t.box(r.Box)
 		switch {
