@@ -12,6 +12,8 @@ import (
 	"strings"
 	"syscall"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/stockade-run/stockade/internal/errdefs"
 	"github.com/stockade-run/stockade/internal/relayclient"
 	"github.com/stockade-run/stockade/internal/secret"
@@ -80,6 +82,12 @@ func runRelay(args []string, stderr io.Writer) int {
 	if err != nil {
 		fmt.Fprintln(stderr, "stockade-host relay-connect:", err)
 		return exitUsage
+	}
+	// The agents are the same user's: they must not reach into this program, which
+	// says what has ended (PR_SET_DUMPABLE in prctl(2)).
+	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
+		fmt.Fprintln(stderr, "stockade-host relay-connect:", err)
+		return exitFailed
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()

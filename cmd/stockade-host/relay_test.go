@@ -57,8 +57,22 @@ func TestRelayCommandLine(t *testing.T) {
 // The program as it is shipped: a job ends with its processes, SIGTERM ends the
 // program, nothing is left.
 func TestRelayConnect(t *testing.T) {
-	bin, work := t.TempDir(), t.TempDir()
+	bin := t.TempDir()
 	need.Programs(t, bin)
+	t.Run("this user", func(t *testing.T) { relayConnect(t, bin, nil) })
+	t.Run("ordinary user", func(t *testing.T) {
+		need.Root(t)
+		relayConnect(t, bin, &syscall.Credential{Uid: 65534, Gid: 65534})
+	})
+}
+
+func relayConnect(t *testing.T, bin string, as *syscall.Credential) {
+	// A place that the other user may reach.
+	work, err := os.MkdirTemp("/var/tmp", "stockade-relay-test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(work) })
 	const token = "test-only-installation-token-8f69c142049db2bc"
 	hub, err := relay.NewHub(relay.HubConfig{Token: token, Profile: relay.Shared, StateDir: t.TempDir()})
 	if err != nil {
@@ -73,16 +87,27 @@ func TestRelayConnect(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	tokenFile := filepath.Join(bin, "token")
+	tokenFile, program := filepath.Join(work, "token"), filepath.Join(work, "stockade-host")
+	if b, err := os.ReadFile(filepath.Join(bin, "stockade-host")); err != nil || os.WriteFile(program, b, 0o755) != nil {
+		t.Fatal("the program cannot be copied", err)
+	}
 	if err := os.WriteFile(tokenFile, []byte(token+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	group := "" // only root may make one
-	if os.Geteuid() == 0 {
+	if as != nil {
+		for _, path := range []string{work, tokenFile, program} {
+			if err := os.Chown(path, int(as.Uid), int(as.Gid)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	} else if os.Geteuid() == 0 {
 		group = "/stockade-relay-test-" + strconv.Itoa(os.Getpid())
 	}
-	cmd := exec.Command(filepath.Join(bin, "stockade-host"), "relay-connect", "--url", url, "--daemon-id", "d", "--token-file", tokenFile,
+	cmd := exec.Command(program, "relay-connect", "--url", url, "--daemon-id", "d", "--token-file", tokenFile,
 		"--allow-workspace", work, "--allow-command", "/bin/sleep", "--cgroup-parent", group)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: as}
+	cmd.Dir = work
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	if err := cmd.Start(); err != nil {
@@ -125,9 +150,20 @@ func TestRelayConnect(t *testing.T) {
 	if left := sleepers(work); len(left) > 0 || len(hub.Fences()) > 0 {
 		t.Errorf("left %v, fences %v", left, hub.Fences())
 	}
+	if left, _ := filepath.Glob(os.TempDir() + "/stockade-relay-*"); as != nil && len(left) > 0 && owned(left[0], as.Uid) {
+		t.Errorf("private directories are left: %v", left)
+	}
 	if left, _ := filepath.Glob("/sys/fs/cgroup/*" + group); group != "" && len(left) > 0 {
 		t.Errorf("control groups are left: %v", left)
 	}
+}
+
+func owned(path string, uid uint32) bool {
+	info, err := os.Stat(path)
+	if err != nil {
+		return false
+	}
+	return info.Sys().(*syscall.Stat_t).Uid == uid
 }
 
 // sleepers lists what works in a directory and is no zombie.

@@ -98,6 +98,12 @@ func (k *keeper) start(s startOrder) error {
 	}
 	k.agent = p.Pid
 	_ = p.Release() // wait4 below waits for every child
+	// An agent of the same user must not be able to make the keeper say what is not
+	// true: no ptrace, no writing to its memory (PR_SET_DUMPABLE in prctl(2)). Not
+	// before the start, or the agent's own /proc would be root's until its exec.
+	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
+		return err
+	}
 	null, err := unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return err

@@ -535,6 +535,19 @@ func TestLargeEventIsCarried(t *testing.T) {
 	}
 }
 
+// And so is a payload of 2 MiB.
+func TestLargePayloadIsCarried(t *testing.T) {
+	t.Parallel()
+	h, url := newHub(t, nil)
+	connect(t, url, "d", nil)
+	prompt := strings.Repeat("p", 2<<20)
+	p := strings.Replace(string(payload("claude", "", "", nil)), "do it", prompt, 1)
+	got := events(t, runJob(t, h, relay.JobRequest{DaemonID: "d", Payload: json.RawMessage(p)}))
+	if !strings.HasSuffix(types(got), "run.completed") || !strings.Contains(string(got[len(got)-2]), "answer: "+prompt) {
+		t.Errorf("%s", types(got))
+	}
+}
+
 // Limits of one's own: what is too large is told, with the limit named.
 func TestTooLargeEventIsToldNotSent(t *testing.T) {
 	t.Parallel()
