@@ -56,6 +56,7 @@ func (h *Handler) registerAttach(b *builder) {
 		stringParam("cursor", "Where output begins; empty is the oldest byte that is kept.", false)}
 	op.Responses["101"] = &huma.Response{Description: "The socket is open."}
 	b.errorResponse(op, http.StatusUpgradeRequired, "`invalid`: not a WebSocket handshake of the sub-protocol")
+	rt.sockets = true
 	rawOp(b, op, rt, h.attach)
 }
 

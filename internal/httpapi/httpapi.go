@@ -89,6 +89,7 @@ type Handler struct {
 	page    []byte                  // the docs page
 
 	recheck time.Duration // recheckEvery, but in tests
+	budget  budget
 
 	closing context.Context // ended by Shutdown
 	close   context.CancelFunc
@@ -103,7 +104,7 @@ func New(cfg Config) (*Handler, error) {
 	if cfg.Tenants == nil || (cfg.Broker == nil) != (cfg.Boxes == nil) || cfg.Broker == nil && cfg.Relay == nil {
 		return nil, errdefs.New(errdefs.Internal, "the API needs tenants, and a broker with boxes or a relay")
 	}
-	h := &Handler{cfg: cfg, log: cfg.Logger, mux: http.NewServeMux(), routes: map[string]*route{}, recheck: recheckEvery}
+	h := &Handler{cfg: cfg, log: cfg.Logger, mux: http.NewServeMux(), routes: map[string]*route{}, recheck: recheckEvery, budget: budget{most: budgetBytes, held: map[string]int64{}}}
 	if h.log == nil {
 		h.log = slog.New(slog.DiscardHandler)
 	}
@@ -201,6 +202,11 @@ func (h *Handler) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 		}
 		end(w.code())
 	}()
+	defer func() {
+		if w.over != nil {
+			w.over()
+		}
+	}()
 	head := w.Header()
 	head.Set("X-Content-Type-Options", "nosniff")
 	head.Set("Cache-Control", "no-store")
@@ -253,7 +259,7 @@ func (h *Handler) match(r *http.Request) (*route, *failure) {
 // admit does every check that comes before an operation, in the order of the
 // package comment, and returns the request with its principal and, for small
 // bodies, with the body read.
-func (h *Handler) admit(w http.ResponseWriter, r *http.Request, rt *route, mismatch *failure) (*http.Request, error) {
+func (h *Handler) admit(w *recorder, r *http.Request, rt *route, mismatch *failure) (*http.Request, error) {
 	if rt == nil || rt.action != public {
 		p, credential, err := h.authenticate(r, rt)
 		if err != nil {
@@ -267,6 +273,11 @@ func (h *Handler) admit(w http.ResponseWriter, r *http.Request, rt *route, misma
 				return nil, err
 			}
 		}
+		who, n := payer(p), weight(r, rt)
+		if err := h.budget.take(who, n); err != nil {
+			return nil, err
+		}
+		w.over = func() { h.budget.give(who, n) }
 		ctx := context.WithValue(r.Context(), keyCredential, credential)
 		r = r.WithContext(context.WithValue(ctx, keyPrincipal, p))
 	}
@@ -426,6 +437,7 @@ type recorder struct {
 	wrote   bool
 	status  int
 	renewed time.Time
+	over    func() // to be called at the end, if set
 }
 
 func (w *recorder) WriteHeader(code int) {

@@ -33,7 +33,7 @@ func (h *Handler) registerLog(b *builder) {
 		errors: []errdefs.Code{errdefs.NotFound, errdefs.Exhausted, errdefs.Indeterminate}})
 	op.Parameters = []*huma.Param{pathParam("handle", "The process's handle."),
 		stringParam("cursor", "Where to read from; empty is the oldest byte that is kept.", false),
-		intParam("max_bytes", "Most output bytes in a JSON answer; 0 is the most there can be. Frames have no such limit.", broker.MaxRead, false),
+		intParam("max_bytes", "Most output bytes in a JSON answer; 0 is 1 MiB. Frames have no such limit.", broker.MaxRead, false),
 		intParam("wait_ms", "How long to wait if there is nothing at the cursor yet.", broker.MaxWait.Milliseconds(), false),
 		boolParam("ack", "Also acknowledge everything before the cursor."),
 		boolParam("follow", "Frames only: go on until the end of the log.")}
@@ -42,6 +42,7 @@ func (h *Handler) registerLog(b *builder) {
 		jsonMedia:       {Schema: b.schema(reflect.TypeFor[api.ReadResponse]())},
 		wire.FramesType: {Schema: &huma.Schema{Type: "string", Format: "binary", Description: "Frames, ending in a status frame: " + strings.TrimPrefix(status.Ref, "#/components/schemas/") + "."}},
 	}}
+	rt.reads = true
 	rawOp(b, op, rt, h.readLog)
 }
 

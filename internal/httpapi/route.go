@@ -42,6 +42,8 @@ type route struct {
 	media    string   // of the body
 	maxBody  int64    // 0: takes no body
 	streamed bool     // the operation reads the body itself
+	reads    bool     // the operation answers with output, as JSON if not as frames
+	sockets  bool     // the operation opens a socket
 }
 
 // spec is how an operation is described where it is registered.
