@@ -135,7 +135,7 @@ func (c validationContext) SetStatus(code int) {
 }
 
 // always are the codes every operation with a credential may answer.
-var always = [...]errdefs.Code{errdefs.Invalid, errdefs.Unauthenticated, errdefs.Denied, errdefs.Unavailable, errdefs.Internal}
+var always = [...]errdefs.Code{errdefs.Invalid, errdefs.Unauthenticated, errdefs.Denied, errdefs.Exhausted, errdefs.Unavailable, errdefs.Internal}
 
 // operation makes the description of an operation and its route.
 func (b *builder) operation(s spec) (*huma.Operation, *route) {
