@@ -17,8 +17,8 @@ import (
 )
 
 // MaxList bounds the JSON of a list a client accepts, in bytes: 16,384 processes
-// of 2 KiB.
-const MaxList = 32 << 20
+// of 8 KiB, which is 1 KiB of text in an exit, each byte written as six.
+const MaxList = 128 << 20
 
 // LogQuery says which part of a log to read. The zero value reads what is there
 // from the oldest kept byte on, at most the host's default, without waiting.

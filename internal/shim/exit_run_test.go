@@ -56,6 +56,8 @@ func TestSpawnFailures(t *testing.T) {
 	}{
 		"missing":          {[]string{"no-such-command"}, nil, "command not found"},
 		"missing path":     {[]string{"/no/such/command"}, nil, "no such file"},
+		"hostile name":     {[]string{strings.Repeat("\x01", 100_000)}, nil, "file name too long"},
+		"hostile path":     {[]string{"/" + strings.Repeat("\x02<", 50_000)}, nil, "file name too long"},
 		"not executable":   {[]string{"/usr/share/common-licenses/GPL-3"}, nil, "permission denied"},
 		"a directory":      {[]string{"/usr/bin"}, nil, "is a directory"},
 		"no program":       {[]string{"/tmp/script"}, []option{scratch("hello")}, "exec format error"},
@@ -79,6 +81,9 @@ func TestSpawnFailures(t *testing.T) {
 				p.wantExit(st, api.ExitSpawnFailed, 0, "")
 				if !strings.Contains(strings.ToLower(st.Exit.Detail), c.detail) {
 					t.Errorf("detail %q lacks %q", st.Exit.Detail, c.detail)
+				}
+				if record, err := os.Stat(filepath.Join(p.dir, exitFile)); err != nil || record.Size() > 8<<10 {
+					t.Errorf("the record: %v, %v", record.Size(), err) // what a host's list can hold of each process
 				}
 			})
 		}

@@ -70,7 +70,7 @@ func (in *initProcess) run(args []string) process.InitReport {
 	}
 	if cwd != "" {
 		if err := os.Chdir(cwd); err != nil {
-			return spawnFailed("the working directory %s cannot be entered: %v", cwd, reason(err))
+			return spawnFailed("the working directory %s cannot be entered: %v", clip(cwd, nameText), reason(err))
 		}
 	}
 	path, err := lookPath(argv[0], os.Getenv("PATH"))
@@ -100,7 +100,7 @@ func (in *initProcess) run(args []string) process.InitReport {
 	}
 	pid, err := syscall.ForkExec(path, argv, attr)
 	if err != nil {
-		return spawnFailed("%s cannot be executed: %v", path, reason(err))
+		return spawnFailed("%s cannot be executed: %v", clip(path, nameText), reason(err))
 	}
 	in.letGo()
 	in.setCommand(pid)

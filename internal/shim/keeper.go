@@ -417,8 +417,9 @@ func (k *keeper) exitState(e process.WriteExitRecord) wire.ProcState {
 		st.Started = &e.Started
 	}
 	st.Ended = &e.Ended
+	e.Exit.Detail = clip(e.Exit.Detail, reportText)
 	st.Exit = &e.Exit
-	st.Unproven = e.Unproven
+	st.Unproven, st.Log.Failure = clip(e.Unproven, reportText), clip(st.Log.Failure, reportText)
 	if e.Method != "" {
 		st.Proof = &wire.Proof{Method: e.Method, BootID: k.id.BootID, Container: k.cfg.Container, Cgroup: k.cfg.Cgroup, EmptyAt: e.EmptyAt}
 	}

@@ -18,7 +18,7 @@ import (
 func lookPath(name, path string) (string, error) {
 	if strings.Contains(name, "/") {
 		if err := executable(name); err != nil {
-			return "", fmt.Errorf("%s cannot be executed: %w", name, err)
+			return "", fmt.Errorf("%s cannot be executed: %w", clip(name, nameText), err)
 		}
 		return name, nil
 	}
@@ -33,13 +33,13 @@ func lookPath(name, path string) (string, error) {
 			return file, nil
 		}
 		if found == nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR) {
-			found = fmt.Errorf("%s cannot be executed: %w", file, err)
+			found = fmt.Errorf("%s cannot be executed: %w", clip(file, nameText), err)
 		}
 	}
 	if found != nil {
 		return "", found
 	}
-	return "", fmt.Errorf("%s: command not found in PATH %q", name, clip(path, 1024))
+	return "", fmt.Errorf("%s: command not found in PATH %q", clip(name, nameText), clip(path, 512))
 }
 
 // executable says why a file cannot be executed by this process, as far as that

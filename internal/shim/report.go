@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"strings"
 
 	"github.com/stockade-run/stockade/internal/api"
 	"github.com/stockade-run/stockade/internal/process"
@@ -29,8 +30,10 @@ import (
 // has been read; it is lost when its session leader exits).
 const (
 	reportFD   = 3
-	reportMost = 8 << 10 // bytes of the whole report
-	reportText = 4 << 10 // bytes of a detail
+	reportText = 1 << 10 // bytes of a detail
+	nameText   = 256     // bytes of a name in it
+	// reportMost bounds the whole report: JSON may write a byte as six.
+	reportMost = 6*reportText + 1<<10
 	goByte     = 'g'
 )
 
@@ -87,10 +90,15 @@ func readReport(r io.Reader, begun func(), ended func(process.InitReport)) error
 	return sc.Err()
 }
 
-// clip bounds a text from elsewhere.
+// clip bounds a text from elsewhere and makes it one harmless line.
 func clip(s string, most int) string {
 	if len(s) > most {
-		return s[:most] + "…"
+		s = strings.ToValidUTF8(s[:most], "") + "…"
 	}
-	return s
+	return strings.Map(func(r rune) rune {
+		if r < ' ' || r == 0x7f {
+			return ' '
+		}
+		return r
+	}, strings.ToValidUTF8(s, "\uFFFD"))
 }
