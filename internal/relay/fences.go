@@ -163,7 +163,8 @@ func (h *Hub) ClearFence(_ context.Context, id, operator, reason string) (Fence,
 		t.fence = nil
 	}
 	h.mu.Unlock()
-	if refused != "" {
+	if refused != "" { // not possible: a fenced daemon gets no jobs; but then the marker must be back
+		h.diskWork(t)
 		return Fence{}, h.errorf(refused, "daemon %q still has a job that is not settled", t.id)
 	}
 	h.log.Warn("relay: fence cleared", "daemon", t.id, "operator", operator, "reason", reason)

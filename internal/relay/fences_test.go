@@ -186,7 +186,8 @@ func TestClearFenceIsAuditedAndLetsTheDaemonConnect(t *testing.T) {
 
 func TestFenceIsNotClearedWhileAJobRuns(t *testing.T) {
 	t.Parallel()
-	h, url := newHub(t, func(c *HubConfig) { c.Limits.CancelTimeout = 20 * time.Millisecond })
+	dir := t.TempDir()
+	h, url := newHub(t, func(c *HubConfig) { c.StateDir, c.Limits.CancelTimeout = dir, 20*time.Millisecond })
 	p := connect(t, url, "d")
 	a, b := run(t, h, p, JobRequest{DaemonID: "d"}), run(t, h, p, JobRequest{DaemonID: "d"})
 	if o, _ := a.Cancel(context.Background(), "test"); o.Fence == nil {
@@ -194,6 +195,9 @@ func TestFenceIsNotClearedWhileAJobRuns(t *testing.T) {
 	}
 	_, err := h.ClearFence(context.Background(), "d", "me", "why")
 	wantCode(t, err, relaywire.CodeCancelling)
+	if exists(filepath.Join(dir, auditFile)) || !exists(marker(dir, "d")) {
+		t.Error("a refused act was carried out")
+	}
 	p.event(b.ID(), `{"type":"x"}`) // b goes on, nothing new may start
 	p.finish(b.ID())
 	if got, err := collect(t, b); err != nil || len(got) != 1 {

@@ -167,6 +167,9 @@ func (w world) moves(t *testing.T) map[string]world {
 		}
 		// The operator verified that nothing runs; a refusal means that it was not cleared.
 		if n.step(t, FenceEvent{Kind: Cleared}) == "" {
+			if len(w.target().Jobs) > 0 {
+				t.Errorf("%+v was cleared although a job is not settled", w)
+			}
 			for i := range n.jobs {
 				if n.jobs[i].far == farAlive {
 					n.jobs[i].far = farGone

@@ -112,11 +112,6 @@ func (p *peer) raw(b []byte) {
 	}
 }
 
-// try sends although the hub may have closed already.
-func (p *peer) try(f relaywire.Frame) error {
-	return p.ws.Write(context.Background(), websocket.MessageText, relaywire.Append(nil, &f))
-}
-
 func (p *peer) next() (relaywire.Frame, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), soon)
 	defer cancel()

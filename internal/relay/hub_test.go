@@ -56,7 +56,7 @@ func TestTimeoutHasItsOwnCodeAndKeepsEvents(t *testing.T) {
 	t.Parallel()
 	h, url := newHub(t, func(c *HubConfig) { c.Prefix = "codex" })
 	p := connect(t, url, "d")
-	j := run(t, h, p, JobRequest{DaemonID: "d", Timeout: time.Nanosecond}) // the floor counts
+	j := run(t, h, p, JobRequest{DaemonID: "d", Timeout: 300 * time.Millisecond})
 	p.event(j.ID(), `{"type":"before"}`)
 	p.want(relaywire.Cancel)
 	p.finish(j.ID())
@@ -230,7 +230,7 @@ func TestUnsentStartIsWithdrawn(t *testing.T) {
 func TestSilentDaemonIsFoundOut(t *testing.T) {
 	t.Parallel()
 	h, url := newHub(t, func(c *HubConfig) {
-		c.Limits.PingInterval, c.Limits.PongTimeout = 20*time.Millisecond, 200*time.Millisecond
+		c.Limits.PingInterval, c.Limits.PongTimeout = 20*time.Millisecond, time.Second
 	})
 	live := connect(t, url, "live")
 	go func() {

@@ -188,7 +188,10 @@ func TestOverflowEndsOnlyThatJob(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			h, url := newHub(t, func(c *HubConfig) {
-				c.Limits.SpillBytes, c.Limits.QueueBytes, c.Limits.StallTimeout = 256<<10, 64<<10, 200*time.Millisecond
+				c.Limits.SpillBytes, c.Limits.QueueBytes, c.Limits.StallTimeout = 256<<10, 64<<10, time.Hour
+				if alone {
+					c.Limits.StallTimeout = 200 * time.Millisecond
+				}
 			})
 			p := connect(t, url, "d")
 			flood := run(t, h, p, JobRequest{DaemonID: "d"})

@@ -192,7 +192,7 @@ func TestUnresolvedFenceSurvivesHubRecreation(t *testing.T) {
 		}
 		h, url := newHub(t, state)
 		p := connect(t, url, "lost")
-		j := run(t, h, p, JobRequest{DaemonID: "lost", Timeout: 20 * time.Millisecond})
+		j := run(t, h, p, JobRequest{DaemonID: "lost", Timeout: 300 * time.Millisecond})
 		if _, err := collect(t, j); !relaywire.Is(err, relaywire.CodeTimeout) {
 			t.Fatalf("got %v", err)
 		}
@@ -261,6 +261,23 @@ func TestCancelPendingRefusesTargetReuse(t *testing.T) {
 	p.finish(j.ID())
 	if _, err := collect(t, j); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// What a cancelled job still says is dropped; what it had said is kept for its reader.
+func TestEventsWhileCancellingAreDropped(t *testing.T) {
+	t.Parallel()
+	h, url := newHub(t, nil)
+	p := connect(t, url, "d")
+	j := run(t, h, p, JobRequest{DaemonID: "d"})
+	p.event(j.ID(), `{"type":"before"}`)
+	p.sync()
+	go h.CancelJob(context.Background(), j.ID(), "test")
+	p.want(relaywire.Cancel)
+	p.event(j.ID(), `{"type":"run.failed","data":{"code":"agent_runtime.daemon_cancelled"}}`)
+	p.finish(j.ID())
+	if got, err := collect(t, j); len(got) != 1 || got[0] != `{"type":"before"}` || !relaywire.Is(err, relaywire.CodeCancelled) {
+		t.Errorf("got %q, %v", got, err)
 	}
 }
 
