@@ -79,6 +79,7 @@ type Manager struct {
 	deepRO  bool
 	swap    bool   // swap can be limited
 	files   uint64 // open files a process may have
+	spare   uint64 // spareBytes, but in tests
 	roots   string // holds root directories by box id; "" keeps them in the box's own directory
 
 	mu    sync.Mutex
@@ -107,7 +108,7 @@ const publicRoots = "/run/stockade"
 // Open reads the boxes that are there. Errors: invalid for a configuration that
 // cannot work, unavailable when the machine lacks what boxes need.
 func Open(cfg Config) (*Manager, error) {
-	m := &Manager{cfg: cfg, log: cfg.Logger, boxes: map[string]*box{}}
+	m := &Manager{cfg: cfg, log: cfg.Logger, boxes: map[string]*box{}, spare: spareBytes}
 	if m.log == nil {
 		m.log = slog.New(slog.DiscardHandler)
 	}

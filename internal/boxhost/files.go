@@ -10,6 +10,8 @@ import (
 	"path"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/stockade-run/stockade/internal/errdefs"
 	"github.com/stockade-run/stockade/internal/oci"
 	"github.com/stockade-run/stockade/internal/tartree"
@@ -53,6 +55,7 @@ func (m *Manager) PutFiles(ctx context.Context, id, at string, r io.Reader) erro
 		return unusable(err, at)
 	}
 	defer dir.Close()
+	r = &spaceReader{r: r, dir: m.volumeDir(id, v.name), spare: m.spare}
 	_, err = tartree.Extract(ctx, dir, r, tartree.ExtractOptions{
 		Limits: m.limits, UID: b.rec.agent(), GID: b.rec.agent(),
 		Check: func(name string) error { return b.hidden(v, path.Join(v.dest, rest, name)) },
@@ -88,6 +91,37 @@ func (m *Manager) GetFiles(ctx context.Context, id, at string, w io.Writer) erro
 	return tartree.Write(ctx, root, rest, w, tartree.WriteOptions{
 		Limits: m.limits, As: as, UID: oci.AgentID, GID: oci.AgentID, User: "agent",
 	})
+}
+
+const (
+	// spareBytes is the free space under which no more files are taken. What root
+	// writes may use the part of a file system that is kept for root, which the
+	// ledger and the records of processes need when tenants have filled the rest.
+	spareBytes = 32 << 20
+	// spaceEvery is after how many bytes the free space is looked at again.
+	spaceEvery = 8 << 20
+)
+
+// spaceReader reads an archive as long as there is space for its files.
+type spaceReader struct {
+	r     io.Reader
+	dir   string
+	spare uint64
+	next  int64 // bytes until the next look
+}
+
+func (s *spaceReader) Read(p []byte) (int, error) {
+	if s.next <= 0 {
+		s.next = spaceEvery
+		var st unix.Statfs_t
+		if err := unix.Statfs(s.dir, &st); err == nil && st.Bavail*uint64(st.Bsize) < s.spare {
+			return 0, errdefs.New(errdefs.Exhausted, "the disk is as good as full: less than %d bytes are free for files", s.spare).
+				WithNext("remove files in boxes, or ask the operator for space")
+		}
+	}
+	n, err := s.r.Read(p)
+	s.next -= int64(n)
+	return n, err
 }
 
 func unusable(err error, at string) error {

@@ -190,3 +190,23 @@ func TestFilesRefused(t *testing.T) {
 		t.Errorf("a broken upload: %v", err)
 	}
 }
+
+// A disk that is as good as full takes no more files, also in the middle of an
+// archive.
+func TestFilesNeedSpace(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, nil)
+	id := f.put(nil)
+	f.spare = 1 << 62
+	wantCode(t, f.PutFiles(t.Context(), id, "/workspace", archive(t, entry{name: "f", content: "x"})), errdefs.Exhausted, "as good as full")
+	r := &spaceReader{r: bytes.NewReader(make([]byte, 3*spaceEvery)), dir: t.TempDir()}
+	if _, err := io.CopyN(io.Discard, r, spaceEvery); err != nil {
+		t.Fatal(err)
+	}
+	r.spare = 1 << 62
+	n, err := io.Copy(io.Discard, r)
+	wantCode(t, err, errdefs.Exhausted, "free for files")
+	if n > spaceEvery {
+		t.Errorf("%d bytes were taken after the disk was full", n)
+	}
+}
