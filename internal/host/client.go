@@ -78,7 +78,11 @@ func NewClient(dial func(context.Context) (net.Conn, error), generation int64) *
 				MaxIdleConnsPerHost:    64,
 				IdleConnTimeout:        90 * time.Second,
 				MaxResponseHeaderBytes: 64 << 10,
-				DisableCompression:     true,
+				// Thousands of connections wait for output at once; what is large goes past
+				// these buffers anyway.
+				ReadBufferSize:     1 << 10,
+				WriteBufferSize:    1 << 10,
+				DisableCompression: true,
 				// A host that knows at once that it will not take a stream says so before it is sent.
 				ExpectContinueTimeout: 5 * time.Second,
 			},

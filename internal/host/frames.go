@@ -19,7 +19,7 @@ const maxNote = 64 << 10
 // are attached at once. When a frame does not fit it takes a large one, which
 // holds the largest frame and lets several be handed on together.
 const (
-	smallFrames = 4 << 10
+	smallFrames = 1 << 10
 	largeFrames = wire.MaxPayload + wire.HeaderSize
 )
 
