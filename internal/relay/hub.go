@@ -29,6 +29,7 @@ type Hub struct {
 	log     *slog.Logger
 	state   *stateDir // nil: fences live in memory
 	spills  string    // directory of spill files
+	poll    *poller
 	spilled atomic.Int64
 
 	wg       sync.WaitGroup // links, writers, job owners, pings
@@ -117,6 +118,7 @@ func NewHub(cfg HubConfig) (*Hub, error) {
 			h.spills = os.TempDir()
 		}
 	}
+	h.poll = newPoller()
 	if h.lim.PingInterval > 0 {
 		h.spawn(h.pinger)
 	}
@@ -433,6 +435,7 @@ func (h *Hub) Stop(context.Context) error {
 	}
 	h.mu.Unlock()
 	h.wg.Wait()
+	h.poll.close()
 	if h.state != nil {
 		err = errors.Join(err, h.state.close())
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"io"
-	"runtime"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -49,6 +48,7 @@ func (l *link) read() error {
 	var f relaywire.Frame
 	ctx := context.Background() // the connection is ended by closing it
 	since := 0
+	var way chan struct{} // made when it is needed: an idle link has none
 	for {
 		_, r, err := l.ws.Reader(ctx)
 		if err != nil {
@@ -71,7 +71,10 @@ func (l *link) read() error {
 		f.Event, f.Payload, f.Metadata = nil, nil, nil
 		if since += len(*buf); since >= turn {
 			since = 0
-			runtime.Gosched()
+			if way == nil {
+				way = make(chan struct{}, 1)
+			}
+			l.hub.poll.giveWay(way)
 		}
 		if cap(*buf) <= keepBuffer {
 			messagePool.Put(buf)
@@ -81,7 +84,7 @@ func (l *link) read() error {
 
 // turn is how many bytes a reader handles before it lets others run. The scheduler
 // by itself lets one connection and its consumer have 10 ms, some megabytes.
-const turn = 128 << 10
+const turn = 64 << 10
 
 // readAll reads a message to its end, or until it has more than limit bytes of it.
 func readAll(r io.Reader, b []byte, limit int64) ([]byte, error) {
