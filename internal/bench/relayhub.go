@@ -143,9 +143,7 @@ func (s *hubServer) do(ctx context.Context, ask hubAsk) (r hubReply, err error) 
 		}
 		s.stalled <- job
 		s.readers.Go(func() {
-			for err == nil {
-				_, err = job.Next(ctx)
-			}
+			_ = job.Stream(ctx, func([]json.RawMessage) error { return nil }) // ends with its cancel
 		})
 		return r, nil
 	case "unstall":
@@ -168,26 +166,23 @@ func (s *hubServer) begin(ctx context.Context, daemon string, payload json.RawMe
 	return job, err
 }
 
-// follow runs a job to its end, event by event, as a caller does.
+// follow runs a job to its end and looks at every event.
 func (s *hubServer) follow(ctx context.Context, daemon string, payload json.RawMessage) (events, bytes int64, err error) {
 	job, err := s.hub.RunJob(ctx, relay.JobRequest{DaemonID: daemon, Payload: payload, Tools: s.tools})
 	if err != nil {
 		return 0, 0, err
 	}
-	for {
-		e, err := job.Next(ctx)
-		if err == io.EOF {
-			if o := job.Outcome(); !o.Acknowledged {
-				return events, bytes, errdefs.New(errdefs.Internal, "a job was not acknowledged: %s", o.Cause)
-			}
-			return events, bytes, nil
+	err = job.Stream(ctx, func(all []json.RawMessage) error {
+		for _, e := range all {
+			events++
+			bytes += int64(len(e))
 		}
-		if err != nil {
-			return events, bytes, err
-		}
-		events++
-		bytes += int64(len(e))
+		return nil
+	})
+	if o := job.Outcome(); err == nil && !o.Acknowledged {
+		err = errdefs.New(errdefs.Internal, "a job was not acknowledged: %s", o.Cause)
 	}
+	return events, bytes, err
 }
 
 func (s *hubServer) jobs(ctx context.Context, daemons []string, payload json.RawMessage) (hubReply, error) {
