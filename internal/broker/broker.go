@@ -288,7 +288,8 @@ func (b *Broker) logChange(old store.Process, v *view) {
 }
 
 // Host returns the client of a target's host program, for boxes, files and
-// images: not_found for an unknown target, unavailable before Start.
+// images: not_found for an unknown target, unavailable, saying why, while it does
+// not answer.
 func (b *Broker) Host(name string) (*host.Client, error) {
 	t := b.targets[name]
 	if t == nil {
@@ -296,6 +297,13 @@ func (b *Broker) Host(name string) (*host.Client, error) {
 	}
 	if t.client == nil {
 		return nil, stopping()
+	}
+	select {
+	case <-t.tried:
+		if _, err := t.reach(); err != nil {
+			return nil, err
+		}
+	default: // it is just being reached for the first time; a call may well go through
 	}
 	return t.client, nil
 }

@@ -245,6 +245,18 @@ func TestTargets(t *testing.T) {
 		if len(list.Items) != 1 {
 			r.t.Fatalf("got %+v", list)
 		}
+		// Whoever needs the host of a target that is down learns why.
+		_, err = r.b.Host("local")
+		r.ok(err)
+		_, err = r.b.Host("nowhere")
+		r.code(err, errdefs.NotFound)
+		r.host.stop()
+		r.eventually("down", func() bool { return r.b.targets["local"].here() == nil })
+		_, err = r.b.Host("local")
+		r.code(err, errdefs.Unavailable)
+		if down, terr := r.b.Target(r.ctx, r.admin, "local"); terr != nil || down.Problem == "" || !strings.Contains(err.Error(), down.Problem) {
+			r.t.Errorf("the problem is %q, the error %v", down.Problem, err)
+		}
 	})
 }
 
