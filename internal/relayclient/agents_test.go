@@ -30,6 +30,26 @@ func TestLeftoversAreEnded(t *testing.T) {
 	}
 }
 
+// An agent that dies and leaves somebody who holds its output: the job ends, now.
+func TestDeadAgentWithLeftovers(t *testing.T) {
+	t.Parallel()
+	for _, kind := range kinds {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			h, url := newHub(t, nil)
+			connect(t, url, "d", nil)
+			file := filepath.Join(t.TempDir(), "notes")
+			got := events(t, runJob(t, h, relay.JobRequest{DaemonID: "d", Payload: payload(kind, "leave and crash", file, nil)}))
+			if !strings.Contains(types(got), "run.failed=") {
+				t.Errorf("events %s", types(got))
+			}
+			if b, _ := os.ReadFile(file); strings.Contains(string(b), "stubborn") && alive(pidOf(t, file, "stubborn")) {
+				t.Error("somebody is left")
+			}
+		})
+	}
+}
+
 // The payload's own time-out is told by its own code, and may be tried again.
 func TestPayloadTimeout(t *testing.T) {
 	t.Parallel()

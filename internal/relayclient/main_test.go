@@ -97,11 +97,14 @@ func end(mode string) {
 	switch mode {
 	case "hang":
 		hang()
-	case "leave": // ends well, and leaves somebody who holds the output
+	case "leave", "leave and crash": // leaves somebody who holds the output
 		_, err := os.StartProcess("/proc/self/exe", []string{"x", "stubborn"}, &os.ProcAttr{
 			Env: os.Environ(), Files: []*os.File{os.Stdin, os.Stdout, os.Stderr}, Sys: &syscall.SysProcAttr{Setsid: true}})
 		if err != nil {
 			panic(err)
+		}
+		if mode != "leave" {
+			os.Exit(3)
 		}
 	case "crash":
 		fmt.Fprintln(os.Stderr, "it broke, Authorization: Bearer secret-of-the-user")

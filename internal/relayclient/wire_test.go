@@ -9,6 +9,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -354,6 +355,12 @@ func TestIgnoredFrames(t *testing.T) {
 // it looks on the wire.
 func TestUnconfirmedClosesWith1011(t *testing.T) {
 	t.Parallel()
+	for i := range 10 { // an acknowledgement would race with the close
+		t.Run(strconv.Itoa(i), unconfirmedCloses)
+	}
+}
+
+func unconfirmedCloses(t *testing.T) {
 	h := newFakeHub(t)
 	c := h.connect(t, "d", with(func(context.Context, string, json.RawMessage, func(json.RawMessage) error, MCP) error {
 		return fmt.Errorf("wrapped: %w", &UnconfirmedError{Why: "x"})
@@ -440,6 +447,40 @@ func TestStalledHub(t *testing.T) {
 		if f := c.next(); f.Type == relaywire.Finished {
 			break
 		}
+	}
+}
+
+// What a cancelled job had to say is not sent any more, so that its acknowledgement
+// comes at once.
+func TestCancelDropsWhatWaits(t *testing.T) {
+	t.Parallel()
+	const total = 600 // of 64 KiB: far more than a connection holds on its way
+	h := newFakeHub(t)
+	queued := make(chan struct{})
+	event := json.RawMessage(`{"x":"` + strings.Repeat("y", 64<<10) + `"}`)
+	h.connect(t, "d", with(func(ctx context.Context, id string, p json.RawMessage, emit func(json.RawMessage) error, m MCP) error {
+		for range total {
+			if err := emit(event); err != nil {
+				return err
+			}
+		}
+		close(queued)
+		return obedient(ctx, id, p, emit, m)
+	}, func(c *Config) { c.Limits.QueueBytes = 1 << 30 }))
+	c := h.ready(t)
+	c.send(start("j", "{}"))
+	<-queued
+	c.send(cancel("j"))
+	n := 0
+	for c.next().Type != relaywire.Finished {
+		if n++; n == 1 {
+			// Only once something is read does the writer go on; by then the cancel is
+			// handled, because the client's reader waits for nobody.
+			go func() { _ = c.ws.Ping(bg) }()
+		}
+	}
+	if n >= total {
+		t.Errorf("all %d events came before the end", n)
 	}
 }
 
