@@ -175,6 +175,10 @@ func relayPeers(ctx context.Context, h *hubProcess, prefix string, n int) (names
 	return names, closeAll, err
 }
 
+// tries is how often a rate is measured; the best counts, because what disturbs only
+// ever makes it slower.
+const tries = 3
+
 // relaySizes are the events that are sent, with what fraction of cfg.Events.
 var relaySizes = []struct{ bytes, share int }{{200, 1}, {16 << 10, 10}}
 
@@ -189,29 +193,33 @@ func relayOneJob(ctx context.Context, cfg RelayConfig, h *hubProcess, f *relayFi
 		if _, err := h.ask(ctx, hubAsk{Op: "jobs", Daemons: names, Payload: relayPayload{Events: n / 10, Size: s.bytes}}); err != nil {
 			return err // the warm-up
 		}
-		before, err := h.cpu()
-		if err != nil {
-			return err
+		for range tries {
+			before, err := h.cpu()
+			if err != nil {
+				return err
+			}
+			r, err := h.ask(ctx, hubAsk{Op: "jobs", Daemons: names, Payload: relayPayload{Events: n, Size: s.bytes}})
+			if err != nil {
+				return err
+			}
+			after, err := h.cpu()
+			if err != nil {
+				return err
+			}
+			if r.Events != int64(n) {
+				return errdefs.New(errdefs.Internal, "%d of %d events arrived", r.Events, n)
+			}
+			if rate := float64(n) / r.Took; rate > f.rate[s.bytes] {
+				f.rate[s.bytes] = rate
+				f.cpu[s.bytes] = float64((after - before).Microseconds()) / float64(n)
+			}
 		}
-		r, err := h.ask(ctx, hubAsk{Op: "jobs", Daemons: names, Payload: relayPayload{Events: n, Size: s.bytes}})
-		if err != nil {
-			return err
-		}
-		after, err := h.cpu()
-		if err != nil {
-			return err
-		}
-		if r.Events != int64(n) {
-			return errdefs.New(errdefs.Internal, "%d of %d events arrived", r.Events, n)
-		}
-		f.rate[s.bytes] = float64(n) / r.Took
-		f.cpu[s.bytes] = float64((after - before).Microseconds()) / float64(n)
 	}
 	return nil
 }
 
 // manyTimes is how many times the events of the one job are shared out to many.
-const manyTimes = 5
+const manyTimes = 2
 
 func relayManyJobs(ctx context.Context, cfg RelayConfig, h *hubProcess, f *relayFigures) error {
 	names, closeAll, err := relayPeers(ctx, h, "d", cfg.Daemons)
@@ -225,12 +233,16 @@ func relayManyJobs(ctx context.Context, cfg RelayConfig, h *hubProcess, f *relay
 		if _, err := h.ask(ctx, hubAsk{Op: "jobs", Daemons: names, Payload: relayPayload{Events: max(1, each/10), Size: s.bytes}}); err != nil {
 			return err
 		}
-		r, err := h.ask(ctx, hubAsk{Op: "jobs", Daemons: names, Payload: relayPayload{Events: each, Size: s.bytes}})
-		if err != nil {
-			return err
+		for range tries {
+			r, err := h.ask(ctx, hubAsk{Op: "jobs", Daemons: names, Payload: relayPayload{Events: each, Size: s.bytes}})
+			if err != nil {
+				return err
+			}
+			if rate := float64(each*cfg.Daemons) / r.Took; rate > f.many[s.bytes] {
+				f.many[s.bytes] = rate
+				f.spread[s.bytes] = 100 * (slices.Max(r.Ends) - slices.Min(r.Ends)) / slices.Max(r.Ends)
+			}
 		}
-		f.many[s.bytes] = float64(each*cfg.Daemons) / r.Took
-		f.spread[s.bytes] = 100 * (slices.Max(r.Ends) - slices.Min(r.Ends)) / slices.Max(r.Ends)
 	}
 	return nil
 }
