@@ -2,6 +2,7 @@ package relayclient
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"strings"
 	"testing"
@@ -124,5 +125,32 @@ func TestOutboxIsFair(t *testing.T) {
 		if n != 100 {
 			t.Errorf("job %s had %d of 500", j, n)
 		}
+	}
+}
+
+// A job whose end is not confirmed queues no acknowledgement, which on the wire only
+// a race with the close would show.
+func TestUnconfirmedIsNeverQueued(t *testing.T) {
+	t.Parallel()
+	c, err := newClient(Config{URL: "ws://h", DaemonID: "d",
+		Runner: runnerFunc(func(context.Context, string, json.RawMessage, func(json.RawMessage) error, MCP) error {
+			return &UnconfirmedError{Why: "fixture"}
+		})})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var cause error
+	s := &session{client: c, out: newOutbox(1 << 10), live: map[string]*job{}, pending: map[string]chan json.RawMessage{},
+		fail: func(err error) { cause = err }}
+	if err := s.start(start("j", "{}")); err != nil {
+		t.Fatal(err)
+	}
+	s.jobs.Wait()
+	if got := frames(t, s.out); got != "" || s.unconfirmed() == nil || cause == nil {
+		t.Errorf("queued %q, halted %v, cause %v", got, s.unconfirmed(), cause)
+	}
+	// Nor is another job taken.
+	if err := s.start(start("k", "{}")); err != nil || len(s.live) != 1 {
+		t.Errorf("%v, %d jobs", err, len(s.live))
 	}
 }
