@@ -203,7 +203,7 @@ func (b *Broker) run(ctx context.Context, r store.Run) (api.Run, error) {
 // then its processes are closed, then it is finished. It may be repeated, and
 // then tells how it ended. If ctx ends first the finishing goes on.
 func (b *Broker) FinishRun(ctx context.Context, p authz.Principal, id string, req api.FinishRequest) (api.FinishResponse, error) {
-	grace, reason, err := b.closing(api.CloseRequest{Reason: req.Reason, GraceMillis: req.GraceMillis})
+	grace, reason, err := b.closing(api.CloseRequest(req))
 	if err != nil {
 		return api.FinishResponse{}, err
 	}

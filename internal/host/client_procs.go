@@ -129,7 +129,7 @@ func (c *Client) Log(ctx context.Context, id string, q LogQuery) (io.ReadCloser,
 	if q.Wait > 0 {
 		v.Set("wait_ms", strconv.FormatInt(q.Wait.Milliseconds(), 10))
 	}
-	cancel := context.CancelFunc(func() {})
+	var cancel context.CancelFunc
 	if q.Follow {
 		v.Set("follow", "true")
 		ctx, cancel = context.WithCancel(ctx)

@@ -12,10 +12,9 @@ import (
 
 // reaper is the one place of a shim that waits for children: its own and those
 // it inherits as subreaper, the container's init above all. A status is kept
-// until somebody asks for it.
+// until somebody asks for it. It goes on until the shim ends.
 type reaper struct {
 	sigs chan os.Signal
-	done chan struct{} // closed when the goroutine has ended
 
 	mu      sync.Mutex // held over wait4 and over fork: no status can be missed
 	waiting map[int]chan syscall.WaitStatus
@@ -28,7 +27,7 @@ const maxStrays = 64
 
 func newReaper() *reaper {
 	r := &reaper{
-		sigs: make(chan os.Signal, 1), done: make(chan struct{}),
+		sigs:    make(chan os.Signal, 1),
 		waiting: map[int]chan syscall.WaitStatus{}, strays: map[int]syscall.WaitStatus{},
 	}
 	signal.Notify(r.sigs, syscall.SIGCHLD)
@@ -37,7 +36,6 @@ func newReaper() *reaper {
 }
 
 func (r *reaper) run() {
-	defer close(r.done)
 	for range r.sigs {
 		r.reap()
 	}
@@ -62,13 +60,6 @@ func (r *reaper) reap() {
 			r.strays[pid] = ws
 		}
 	}
-}
-
-// stop ends the goroutine. Children are no longer waited for.
-func (r *reaper) stop() {
-	signal.Stop(r.sigs)
-	close(r.sigs)
-	<-r.done
 }
 
 // start forks a child and returns the channel its status comes on.

@@ -143,7 +143,7 @@ func (x *extraction) entry(ctx context.Context, h *tar.Header, content io.Reader
 	switch h.Typeflag {
 	case tar.TypeDir:
 		return x.dir(name, h)
-	case tar.TypeReg, tar.TypeRegA, tar.TypeGNUSparse: //nolint:staticcheck // old archives say TypeRegA
+	case tar.TypeReg, tar.TypeGNUSparse: // the reader makes one of these of the old TypeRegA
 		return x.file(ctx, name, h, content)
 	case tar.TypeSymlink:
 		return x.symlink(name, h)
