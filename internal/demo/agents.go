@@ -114,7 +114,7 @@ const doneFile = ".installed"
 
 // InstallAgents installs the vendors' CLIs of a checkout unless they are there,
 // saying on out what it does, and returns their directory. It needs npm and about
-// 700 MB.
+// 920 MB.
 func InstallAgents(ctx context.Context, root string, out io.Writer) (string, error) {
 	dir, ok := AgentsInstalled(root)
 	if ok {
@@ -124,7 +124,7 @@ func InstallAgents(ctx context.Context, root string, out io.Writer) (string, err
 	if err != nil {
 		return "", errdefs.Wrap(err, errdefs.Unavailable, "installing the vendors' CLIs needs npm, which is not here").WithNext("make setup-agents")
 	}
-	fmt.Fprintf(out, "Installing the vendors' CLIs with npm, exactly as %s/package-lock.json pins them,\ninto %s (about 700 MB; git ignores it) …\n", agentsSource, dir)
+	fmt.Fprintf(out, "Installing the vendors' CLIs with npm, exactly as %s/package-lock.json pins them,\ninto %s (about 920 MB; git ignores it) …\n", agentsSource, dir)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", errdefs.Wrap(err, errdefs.Unavailable, "%s cannot be made", dir)
 	}
