@@ -115,6 +115,7 @@ func serveConfig(args []string, stderr io.Writer) (host.Config, error) {
 	f.Var(&profile, "profile-dir", "one more `directory` that every box shows read-only; repeatable")
 	f.Var(&tools, "tool", "`NAME=DIR` shown in every box as /opt/NAME; repeatable")
 	f.Var(&mounts, "allow-mount", "`directory` below which boxes may ask for mounts; repeatable")
+	f.BoolVar(&cfg.LimitsOptional, "limits-optional", false, "have boxes also where not every limit can be enforced")
 	f.TextVar(&level, "log-level", slog.LevelInfo, "debug, info, warn or error")
 	if err := f.Parse(args); err != nil {
 		return cfg, err

@@ -421,3 +421,23 @@ func TestConcurrentUse(t *testing.T) {
 		t.Errorf("%d removals of %d boxes", removed.Load(), boxes)
 	}
 }
+
+// Without the controllers of every limit there are no boxes, unless the operator
+// accepts that.
+func TestLimitsAreRequired(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, nil)
+	root := t.TempDir()
+	if err := os.WriteFile(filepath.Join(root, "cgroup.controllers"), []byte("cpu memory\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cfg := f.cfg
+	cfg.Dir, cfg.CgroupRoot = t.TempDir(), root
+	if _, err := Open(cfg); !errdefs.Is(err, errdefs.Unavailable) || !strings.Contains(err.Error(), "pids are missing") {
+		t.Errorf("opened without the pids controller: %v", err)
+	}
+	cfg.LimitsOptional = true
+	if _, err := Open(cfg); err != nil {
+		t.Errorf("the operator accepted it: %v", err)
+	}
+}

@@ -52,6 +52,9 @@ type Config struct {
 	CgroupParent string
 	// CgroupRoot is where the hierarchies are mounted; "" is /sys/fs/cgroup.
 	CgroupRoot string
+	// LimitsOptional lets boxes exist on a machine that cannot enforce every limit;
+	// those it cannot are then left out. Without it such a machine has no boxes.
+	LimitsOptional bool
 	// Live says how many processes live in a box. Required. It is called with the
 	// box locked, so it must not call the Manager; a process must count before
 	// Bundle is called for it.
@@ -128,6 +131,10 @@ func Open(cfg Config) (*Manager, error) {
 	var err error
 	if m.mode, err = cgroup.Detect(cfg.CgroupRoot); err != nil {
 		return nil, err
+	}
+	if missing, ok := m.mode.Enforces(); !ok && !cfg.LimitsOptional {
+		return nil, errdefs.New(errdefs.Unavailable, "this machine cannot hold a box to its limits: the control group controllers %s are missing", strings.Join(missing, ", ")).
+			WithNext("enable them (stockade doctor says how), or accept boxes without these limits with host.require_hard_limits=false")
 	}
 	m.swap = swapLimit(cfg.CgroupRoot)
 	if m.files, err = openFiles(); err != nil {

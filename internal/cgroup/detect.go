@@ -59,6 +59,17 @@ type Mode struct {
 // Has reports whether the machine has a controller.
 func (m Mode) Has(controller string) bool { return slices.Contains(m.Controllers, controller) }
 
+// Enforces reports whether the machine can hold boxes to every kind of limit.
+// If not, it says which it cannot, for people.
+func (m Mode) Enforces() (missing []string, ok bool) {
+	for _, c := range []string{CPU, Memory, Pids} {
+		if !m.Has(c) {
+			missing = append(missing, c)
+		}
+	}
+	return missing, len(missing) == 0
+}
+
 // Enforceable returns limits without those the machine has no controller for.
 func (m Mode) Enforceable(limits api.BoxLimits) api.BoxLimits {
 	if !m.Has(CPU) {

@@ -37,13 +37,14 @@ type Config struct {
 	} `koanf:"log"`
 
 	Host struct {
-		Program     string        `koanf:"program" doc:"Path of stockade-host; empty looks beside this program, then on the PATH."`
-		Socket      string        `koanf:"socket" doc:"Unix socket of a host program that somebody else keeps running; empty starts and keeps our own."`
-		Runtime     string        `koanf:"runtime" doc:"OCI runtime: runc, crun, runsc or a path; empty takes the first found."`
-		ProfileDirs []string      `koanf:"profile_dirs" doc:"More directories of this machine that boxes on the host profile see, read-only, at the same path."`
-		Tools       []string      `koanf:"tools" doc:"NAME=DIR: shows DIR read-only at /opt/NAME in every box; its bin and node_modules/.bin join the PATH."`
-		AllowMounts []string      `koanf:"allow_mounts" doc:"Directories below which a box may mount; none by default."`
-		Lease       time.Duration `koanf:"lease" doc:"How long processes go on while no server answers for them."`
+		Program           string        `koanf:"program" doc:"Path of stockade-host; empty looks beside this program, then on the PATH."`
+		Socket            string        `koanf:"socket" doc:"Unix socket of a host program that somebody else keeps running; empty starts and keeps our own."`
+		Runtime           string        `koanf:"runtime" doc:"OCI runtime: runc, crun, runsc or a path; empty takes the first found."`
+		ProfileDirs       []string      `koanf:"profile_dirs" doc:"More directories of this machine that boxes on the host profile see, read-only, at the same path."`
+		Tools             []string      `koanf:"tools" doc:"NAME=DIR: shows DIR read-only at /opt/NAME in every box; its bin and node_modules/.bin join the PATH."`
+		AllowMounts       []string      `koanf:"allow_mounts" doc:"Directories below which a box may mount; none by default."`
+		RequireHardLimits bool          `koanf:"require_hard_limits" doc:"Have no boxes at all where a limit on processor, memory or processes cannot be enforced."`
+		Lease             time.Duration `koanf:"lease" doc:"How long processes go on while no server answers for them."`
 	} `koanf:"host"`
 
 	Box struct {
@@ -111,6 +112,7 @@ func Default() Config {
 	c.Listen = "127.0.0.1:7878"
 	c.Log.Level, c.Log.Format = "info", "text"
 	c.Host.Lease = 30 * time.Minute
+	c.Host.RequireHardLimits = true
 	c.Box.MaxPerTarget, c.Box.MaxPerWorkspace = 64, 32
 	c.Box.Idle = 30 * time.Minute
 	c.Box.CPUMillis, c.Box.MemoryBytes, c.Box.Pids = 2000, 2<<30, 1024

@@ -37,7 +37,7 @@ func TestReferenceIsCurrent(t *testing.T) {
 func TestEverySettingThreeWays(t *testing.T) {
 	sample := map[string][3]string{ // file, env, flag
 		"string": {"a", "b", "c"}, "int": {"11", "12", "13"}, "int64": {"67108865", "67108866", "67108867"},
-		"time.Duration": {"1h1m0s", "1h2m0s", "1h3m0s"}, "[]string": {"", "", ""},
+		"time.Duration": {"1h1m0s", "1h2m0s", "1h3m0s"}, "[]string": {"", "", ""}, "bool": {"false", "true", "false"},
 	}
 	special := map[string][3]string{
 		"log.level": {"debug", "warn", "error"}, "log.format": {"json", "text", "json"},
@@ -105,7 +105,7 @@ func TestEverySettingThreeWays(t *testing.T) {
 			}
 			fs := pflag.NewFlagSet("", pflag.ContinueOnError)
 			AddFlags(fs)
-			if err := fs.Parse([]string{"--" + s.Flag, v[2]}); err != nil {
+			if err := fs.Parse([]string{"--" + s.Flag + "=" + v[2]}); err != nil {
 				t.Fatal(err)
 			}
 			if got := get(fs); got != v[2] {

@@ -64,6 +64,8 @@ func AddFlags(fs *pflag.FlagSet) {
 			fs.Int64(s.Flag, d, s.Doc)
 		case time.Duration:
 			fs.Duration(s.Flag, d, s.Doc)
+		case bool:
+			fs.Bool(s.Flag, d, s.Doc)
 		case []string:
 			fs.StringArray(s.Flag, d, s.Doc)
 		default:

@@ -55,6 +55,8 @@ type Config struct {
 	Profile     []string
 	Tools       map[string]string
 	AllowMounts []string
+	// LimitsOptional is that of boxhost.Config.
+	LimitsOptional bool
 	// CgroupRoot is where the control group hierarchies are mounted; "" is /sys/fs/cgroup.
 	CgroupRoot string
 	// CgroupParent is the control group under which the host makes its own,
@@ -166,7 +168,7 @@ func open(ctx context.Context, cfg Config) (*server, error) {
 	s.reg.boxes, err = boxhost.Open(boxhost.Config{
 		Dir: cfg.Dir, Profile: cfg.Profile, Tools: cfg.Tools, AllowMounts: cfg.AllowMounts, InitPath: cfg.Exe,
 		Runtime: runtime, CgroupParent: filepath.Join(parent, strings.TrimPrefix(id, string(ident.Host)+"_")),
-		CgroupRoot: cfg.CgroupRoot, Live: s.reg.liveIn, Logger: cfg.Logger,
+		CgroupRoot: cfg.CgroupRoot, LimitsOptional: cfg.LimitsOptional, Live: s.reg.liveIn, Logger: cfg.Logger,
 	})
 	return s, err
 }

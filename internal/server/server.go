@@ -258,6 +258,9 @@ func localDriver(c config.Config, state string, log *slog.Logger) (stoppingDrive
 	for _, tool := range c.Host.Tools {
 		args = append(args, "--tool", tool)
 	}
+	if !c.Host.RequireHardLimits {
+		args = append(args, "--limits-optional")
+	}
 	for _, dir := range c.Host.AllowMounts {
 		args = append(args, "--allow-mount", dir)
 	}
