@@ -42,12 +42,17 @@ func TestScripts(t *testing.T) {
 	bin := t.TempDir()
 	need.Programs(t, bin)
 	testscript.Run(t, testscript.Params{
-		Dir: "testdata/script", RequireExplicitExec: true,
+		Dir: "testdata/script", RequireExplicitExec: true, Condition: condition,
 		Setup: func(env *testscript.Env) error {
 			env.Setenv("PATH", bin+":"+os.Getenv("PATH"))
 			env.Setenv("STOCKADE_STATE_DIR", filepath.Join(env.WorkDir, "state"))
 			env.Setenv("HOME", env.WorkDir)
 			env.Setenv("BIN", bin)
+			agents, err := vendors()
+			if err != nil {
+				return err
+			}
+			env.Setenv("AGENTS", agents)
 			daemons := map[string]*scriptDaemon{}
 			env.Values[daemonsKey{}] = daemons
 			env.Defer(func() {
@@ -67,6 +72,7 @@ func TestScripts(t *testing.T) {
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"server": serverCmd,
 			"host":   hostCmd,
+			"model":  modelCmd,
 			"json":   jsonCmd,
 			"await":  awaitCmd,
 			"daemon": daemonCmd,
