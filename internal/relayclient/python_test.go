@@ -3,6 +3,7 @@ package relayclient
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"encoding/json"
 	"io"
 	"os/exec"
@@ -11,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/stockade-run/stockade/internal/need"
+	"github.com/stockade-run/stockade/internal/relay"
 )
 
 // pyHub is the hub in Python, written from the frame table alone.
@@ -21,7 +23,8 @@ type pyHub struct {
 	out *bufio.Reader
 }
 
-func newPyHub(t *testing.T) *pyHub {
+// python returns an interpreter that has the websockets library.
+func python(t *testing.T) string {
 	t.Helper()
 	need.Tool(t, "python3", "python3-venv")
 	dir, err := filepath.Abs("../../.cache/relay-venv")
@@ -31,9 +34,14 @@ func newPyHub(t *testing.T) *pyHub {
 	var fault bytes.Buffer
 	venv := exec.Command("sh", "../relay/testdata/venv.sh", dir)
 	venv.Stderr = &fault
-	python, err := venv.Output()
+	out, err := venv.Output()
 	need.That(t, err == nil, "this test needs the Python library websockets: apt-get install python3-venv, and a package index it can be had from: %v\n%s", err, fault.String())
-	cmd := exec.Command(strings.TrimSpace(string(python)), "../relay/testdata/hub.py", token, "10")
+	return strings.TrimSpace(string(out))
+}
+
+func newPyHub(t *testing.T) *pyHub {
+	t.Helper()
+	cmd := exec.Command(python(t), "../relay/testdata/hub.py", token, "10")
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -150,4 +158,46 @@ func TestPythonHub(t *testing.T) {
 		t.Errorf("lost: %s", end)
 	}
 	wait(t, func() bool { return !alive(agent) && !alive(grandchild) })
+}
+
+// A daemon in Python and one of ours on one hub, each with a job: cancelling one
+// ends its processes and leaves the other's.
+func TestPythonAndGoDaemonsSideBySide(t *testing.T) {
+	t.Parallel()
+	h, url := newHub(t, nil)
+	connect(t, url, "go", nil)
+	py := exec.Command(python(t), "../relay/testdata/daemon.py", "--url", url, "--daemon-id", "python", "--token", token)
+	if err := py.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = py.Process.Kill()
+		_ = py.Wait()
+	})
+	if err := h.WaitForDaemon(bg, "python", soon); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "notes")
+	ours := runJob(t, h, relay.JobRequest{DaemonID: "go", Payload: payload("claude", "hang", file, nil)})
+	theirs := runJob(t, h, relay.JobRequest{DaemonID: "python", Payload: json.RawMessage(`{"kind":"child"}`)})
+	agent := pidOf(t, file, "agent")
+	ctx, cancel := context.WithTimeout(bg, soon)
+	defer cancel()
+	e, err := theirs.Next(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var child struct{ Data struct{ PID int } }
+	if err := json.Unmarshal(e, &child); err != nil || !alive(child.Data.PID) {
+		t.Fatalf("%s names no child: %v", e, err)
+	}
+	if o, err := theirs.Cancel(ctx, "test"); err != nil || !o.Acknowledged || alive(child.Data.PID) || !alive(agent) {
+		t.Errorf("cancelling in Python: %+v, %v; theirs alive %v, ours alive %v", o, err, alive(child.Data.PID), alive(agent))
+	}
+	if o, err := ours.Cancel(ctx, "test"); err != nil || !o.Acknowledged || alive(agent) {
+		t.Errorf("cancelling in Go: %+v, %v; alive %v", o, err, alive(agent))
+	}
+	if f := h.Fences(); len(f) != 0 {
+		t.Errorf("fences %+v", f)
+	}
 }
