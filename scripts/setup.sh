@@ -14,6 +14,7 @@ want gcc gcc # the race detector
 want busybox busybox-static
 want sqlite3 sqlite3
 want git git
+want pgrep procps
 want spin spin # checks the model of the relay's fences
 python3 -c 'import ensurepip, venv' 2>/dev/null || need="$need python3 python3-venv" # the Python relay peers
 [ -e /etc/ssl/certs/ca-certificates.crt ] || need="$need ca-certificates"
