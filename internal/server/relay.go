@@ -5,7 +5,6 @@ import (
 	"errors"
 	"log/slog"
 	"net"
-	"net/http"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -203,41 +202,9 @@ func RunRelay(ctx context.Context, o Options) (err error) {
 	if _, err := part.start(ctx); err != nil {
 		return errors.Join(err, listener.Close())
 	}
-	url := "http://" + listener.Addr().String()
-	if err := secret.WriteFile0600(state.file(AddressFile), []byte(url+"\n")); err != nil {
-		log.Warn("the address file cannot be written; commands need --url", "err", err)
-	}
-	srv := &http.Server{
-		Handler: handler, ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeader,
-		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
-	}
-	served := make(chan error, 1)
-	go func() { served <- srv.Serve(listener) }()
-	log.Info("serving", "url", url, "state", state.path, "version", o.Version)
-	if o.Ready != nil {
-		o.Ready(url)
-	}
-	select {
-	case <-ctx.Done():
-	case err = <-served:
-		served <- err
-	}
-	log.Info("stopping")
-	if errors.Is(err, http.ErrServerClosed) {
-		err = nil
-	}
 	// Callers whose jobs are being settled hear how that went.
-	drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainTime+o.Config.Relay.CancelTimeout)
-	defer cancel()
-	handler.Shutdown(drain)
-	if srv.Shutdown(drain) != nil {
-		srv.Close()
-	}
-	if serr := <-served; !errors.Is(serr, http.ErrServerClosed) {
-		err = errors.Join(err, serr)
-	}
-	_ = os.Remove(state.file(AddressFile))
-	return err
+	front := &apiServer{state: state, handler: handler, options: o, log: log, drain: drainTime + o.Config.Relay.CancelTimeout}
+	return front.serve(ctx, listener, func() {})
 }
 
 // relayKeys are the two credentials of a relay that stands alone. Of the tenants

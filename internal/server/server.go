@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -141,52 +140,21 @@ func Run(ctx context.Context, o Options) (err error) {
 		stop := context.WithoutCancel(ctx)
 		return errors.Join(err, listener.Close(), boxes.Stop(stop), brk.Stop(stop))
 	}
-	url := "http://" + listener.Addr().String()
-	if err := secret.WriteFile0600(state.file(AddressFile), []byte(url+"\n")); err != nil {
-		log.Warn("the address file cannot be written; commands need --url", "err", err)
-	}
-	srv := &http.Server{
-		Handler: handler, ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeader,
-		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug), ConnContext: wideSocket,
-	}
-	served := make(chan error, 1)
-	go func() { served <- srv.Serve(listener) }()
-	// Requests are answered meanwhile; whoever waits for "ok" finds targets up.
-	if brk.Tried(ctx) == nil {
-		health.Store("ok")
-	}
-	log.Info("serving", "url", url, "state", state.path, "version", o.Version)
-	if o.Ready != nil {
-		o.Ready(url)
-	}
-
-	select {
-	case <-ctx.Done():
-	case err = <-served:
-		served <- err
-	}
-	log.Info("stopping")
-	if errors.Is(err, http.ErrServerClosed) {
-		err = nil
-	}
+	front := &apiServer{state: state, handler: handler, options: o, log: log, drain: drainTime}
+	err = front.serve(ctx, listener, func() {
+		// Requests are answered meanwhile; whoever waits for "ok" finds targets up.
+		if brk.Tried(ctx) == nil {
+			health.Store("ok")
+		}
+	})
 	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTime)
 	defer cancel()
-	drain, cancelDrain := context.WithTimeout(stop, drainTime)
-	defer cancelDrain()
-	handler.Shutdown(drain) // ends streams and sockets, which Shutdown below does not
-	if srv.Shutdown(drain) != nil {
-		srv.Close()
-	}
-	if serr := <-served; !errors.Is(serr, http.ErrServerClosed) {
-		err = errors.Join(err, serr)
-	}
 	err = errors.Join(err, rel.stop(stop), boxes.Stop(stop), brk.Stop(stop), gw.Close(stop))
 	switch serr := local.Stop(stop); {
 	case serr == nil, errdefs.Is(serr, errdefs.Conflict): // conflict: something lives there, as it should
 	default:
 		log.Warn("the host program did not stop", "err", serr)
 	}
-	_ = os.Remove(state.file(AddressFile))
 	return err
 }
 
@@ -309,15 +277,4 @@ func opReason(err error) error {
 		return fmt.Errorf("%w", op.Err)
 	}
 	return err
-}
-
-// socketBuffer lets a log stream hand over large pieces at once; it is a bound,
-// not memory taken (tcp(7)).
-const socketBuffer = 2 << 20
-
-func wideSocket(ctx context.Context, c net.Conn) context.Context {
-	if t, ok := c.(*net.TCPConn); ok {
-		_ = t.SetWriteBuffer(socketBuffer) // slower without, not wrong
-	}
-	return ctx
 }
