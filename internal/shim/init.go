@@ -81,6 +81,7 @@ func (in *initProcess) run(args []string) process.InitReport {
 	// inherited "ignore", into the default disposition. Nobody reads the channel:
 	// what does not fit is dropped.
 	signal.Notify(make(chan os.Signal, 1))
+	heedRealTime()
 	if in.tty {
 		if err := in.allowed(); err != nil {
 			return spawnFailed("the terminal is not ready: %v", err)

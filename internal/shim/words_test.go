@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"testing"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -304,5 +305,23 @@ func TestConfig(t *testing.T) {
 	check(t, os.WriteFile(filepath.Join(dir, configFile), []byte("{"), 0o600))
 	if _, err := readConfig(dir); err == nil {
 		t.Error("a damaged configuration was read")
+	}
+}
+
+// A signal that the starter ignores is the command's to use: posix_spawn of the
+// C library hands on signal 32 ignored.
+func TestIgnoredRealTimeSignalsAreReset(t *testing.T) {
+	state := func(sig uintptr, set *sigaction) (now sigaction) {
+		if _, _, errno := syscall.RawSyscall6(syscall.SYS_RT_SIGACTION, sig, uintptr(unsafe.Pointer(set)), uintptr(unsafe.Pointer(&now)), 8, 0, 0); errno != 0 {
+			t.Fatal(errno)
+		}
+		return now
+	}
+	const sig = 40
+	before := state(sig, &sigaction{handler: sigIgnore})
+	defer state(sig, &before)
+	heedRealTime()
+	if now := state(sig, nil); now.handler != sigDefault {
+		t.Errorf("signal %d is at %d", sig, now.handler)
 	}
 }
