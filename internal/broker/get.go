@@ -83,8 +83,10 @@ func (o *owner) correct(ctx context.Context) {
 	if err != nil {
 		return
 	}
+	// Another change may be published first; what counts is that this one is in.
+	before := o.view.Load()
 	o.report(r)
-	_, _ = o.wait(ctx, func(now *view) bool { return now != v })
+	_, _ = o.wait(ctx, func(now *view) bool { return now != before && now.rec.Log.Next >= st.Log.Next })
 }
 
 // process is a record as callers see it. v, if given, brings what the record's

@@ -264,7 +264,20 @@ func (o *owner) home() string {
 }
 
 func (o *owner) report(r process.Reported) {
-	o.post(func(in *inbox) { in.report = &r })
+	o.post(func(in *inbox) {
+		if old := in.report; old == nil || !newer(*old, r) {
+			in.report = &r
+		}
+	})
+}
+
+// newer reports whether a was said after b, of two reports of one host in one
+// boot: an answer and the watch may overtake each other.
+func newer(a, b process.Reported) bool {
+	if a.HostID != b.HostID || a.BootID != b.BootID {
+		return false
+	}
+	return a.State.Rev > b.State.Rev || a.State.Rev == b.State.Rev && a.State.Log.Next > b.State.Log.Next
 }
 
 // wishClose merges with a wish not looked at yet: the first reason, the shorter grace.
