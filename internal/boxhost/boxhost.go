@@ -27,6 +27,10 @@ import (
 	"github.com/stockade-run/stockade/internal/wire"
 )
 
+// DefaultCgroup is the control group that holds one group per host program of
+// the machine, unless the operator names another. It goes with the last of them.
+const DefaultCgroup = "/stockade"
+
 // Config says what boxes of this machine are made of.
 type Config struct {
 	// Dir is the host program's directory; boxes/ and images/ below it are this

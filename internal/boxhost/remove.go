@@ -7,6 +7,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
 
 	"golang.org/x/sys/unix"
@@ -82,6 +83,8 @@ func (m *Manager) destroy(ctx context.Context, b *box) error {
 		// claimed from now on makes the group again.
 		if err := cgroup.New(m.cfg.CgroupRoot, m.cfg.CgroupParent).Remove(ctx); err != nil {
 			m.log.Warn("the control group of all boxes stays", "error", err)
+		} else if path.Dir(m.cfg.CgroupParent) == DefaultCgroup {
+			cgroup.New(m.cfg.CgroupRoot, DefaultCgroup).RemoveUnused()
 		}
 	}
 	return nil

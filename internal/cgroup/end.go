@@ -187,6 +187,18 @@ func (g Group) Remove(ctx context.Context) error {
 	return nil
 }
 
+// RemoveUnused removes the group where it holds nothing, neither processes nor
+// groups, and leaves it everywhere else: for a parent that several share.
+func (g Group) RemoveUnused() {
+	hs, err := g.hierarchies()
+	if err != nil {
+		return
+	}
+	for _, h := range hs {
+		_ = unix.Rmdir(g.in(h)) // EBUSY and ENOTEMPTY: somebody uses it
+	}
+}
+
 // rmdir removes a group and, before it, those below it. The files in it are the
 // kernel's and go with it.
 func rmdir(dir string) error {

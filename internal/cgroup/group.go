@@ -2,6 +2,7 @@ package cgroup
 
 import (
 	"errors"
+	"io/fs"
 	"os"
 	"path"
 	"path/filepath"
@@ -49,6 +50,15 @@ const (
 	minQuota  = 1_000
 )
 
+// createTries bounds how often Create begins again when a parent vanished.
+const createTries = 100
+
+// vanished reports whether a group was removed under a step: its name is gone, or
+// a file of it was open already (kernfs answers ENODEV then).
+func vanished(err error) bool {
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV)
+}
+
 // Create makes the group in every hierarchy, with its parents, and sets limits;
 // a zero field sets none. It may be repeated, also with other limits. A limit
 // for which the machine has no controller is an errdefs.Unavailable error
@@ -60,10 +70,15 @@ func (g Group) Create(limits api.BoxLimits) error {
 		return err
 	}
 	for _, h := range hs {
+		make := g.createV1
 		if h.unified {
-			err = g.createUnified(h)
-		} else {
-			err = g.createV1(h)
+			make = g.createUnified
+		}
+		// A parent that nobody uses may be removed by somebody else (RemoveUnused)
+		// between two steps; it is made again.
+		err = make(h)
+		for tries := 1; tries < createTries && vanished(err); tries++ {
+			err = make(h)
 		}
 		if err != nil {
 			return err

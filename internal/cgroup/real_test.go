@@ -2,6 +2,7 @@ package cgroup
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"os"
@@ -10,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -363,4 +365,33 @@ func TestNeverKillsItself(t *testing.T) {
 			t.Fatalf("%v: %s", err, out)
 		}
 	})
+}
+
+// Groups come and go below a parent that whoever is last removes.
+func TestSharedParentComesAndGoes(t *testing.T) {
+	t.Parallel()
+	need.Root(t)
+	parent := "/stockade-test-shared-" + strings.ToLower(rand.Text()[:8])
+	var wg sync.WaitGroup
+	for i := range 4 {
+		wg.Go(func() {
+			for range 50 {
+				g := New("", fmt.Sprintf("%s/%d", parent, i))
+				if err := g.Create(api.BoxLimits{}); err != nil {
+					t.Error(err)
+					return
+				}
+				if err := g.Remove(t.Context()); err != nil {
+					t.Error(err)
+					return
+				}
+				New("", parent).RemoveUnused()
+			}
+		})
+	}
+	wg.Wait()
+	New("", parent).RemoveUnused()
+	if left, err := filepath.Glob("/sys/fs/cgroup/*" + parent); err != nil || len(left) > 0 {
+		t.Errorf("left: %v, %v", left, err)
+	}
 }

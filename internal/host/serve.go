@@ -163,7 +163,7 @@ func open(ctx context.Context, cfg Config) (*server, error) {
 	}
 	parent := cfg.CgroupParent
 	if parent == "" {
-		parent = "/stockade"
+		parent = boxhost.DefaultCgroup
 	}
 	s.reg.boxes, err = boxhost.Open(boxhost.Config{
 		Dir: cfg.Dir, Profile: cfg.Profile, Tools: cfg.Tools, AllowMounts: cfg.AllowMounts, InitPath: cfg.Exe,
