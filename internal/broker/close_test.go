@@ -3,6 +3,7 @@ package broker
 import (
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stockade-run/stockade/internal/api"
@@ -176,6 +177,9 @@ func TestCloseOfAFencedProcessTriesAgain(t *testing.T) {
 		if c := r.close(p.Handle, 0); c.Fence == nil {
 			r.t.Fatalf("got %+v", c)
 		}
+		// The fence may be known before the first try has ended; a close in between
+		// would share that try.
+		synctest.Wait()
 		asked := r.host.count("close")
 		if c := r.close(p.Handle, 0); c.Fence == nil {
 			r.t.Fatalf("got %+v", c)
