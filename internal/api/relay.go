@@ -12,7 +12,7 @@ type RelayJobRequest struct {
 	Payload       json.RawMessage `json:"payload" doc:"A JSON object, passed on to the daemon unchanged. Which fields it has is between the caller and the daemon's runner."`
 	TimeoutMillis int64           `json:"timeout_ms,omitempty" minimum:"0" maximum:"2592000000" doc:"Bounds the job from its dispatch; 0 is the relay's default. At least 10."`
 	WaitMillis    int64           `json:"wait_ms,omitempty" minimum:"0" maximum:"600000" doc:"How long to wait for the daemon to connect; 0 does not wait."`
-	Tools         []string        `json:"tools,omitempty" maxItems:"0" doc:"Names of tool sets granted to the job. This server has none yet, so only an empty list is accepted; the job's tool calls find an empty list of tools. A program that embeds the hub (client/relay) grants its own."`
+	Tools         []string        `json:"tools,omitempty" maxItems:"1" doc:"The name of the tool set the job is granted, one of those the operator registered (relay.tools); without one the job's tool calls find an empty list of tools. A program that embeds the hub (client/relay) grants its own."`
 }
 
 // RelayJob is one job that is not settled.

@@ -48,6 +48,7 @@ stands and nothing new starts there until an operator looked.`,
 	f.StringVar(&cfg.Relay.TokenFile, "token-file", "", "file with the token that daemons say")
 	f.StringVar(&cfg.StateDir, "state", cfg.StateDir, "directory of the keys, the fences and the audit log")
 	f.StringVar(&cfg.Relay.Profile, "profile", cfg.Relay.Profile, "shared: the token must be strong; dedicated: on loopback it may be missing")
+	f.StringArrayVar(&cfg.Relay.Tools, "tools", nil, "NAME=URL[,key-file=PATH]: MCP server whose tools a job may be granted; repeatable")
 	f.StringVar(&cfg.Listen, "api", cfg.Listen, "address of the HTTP API")
 	f.IntVar(&cfg.Relay.MaxJobs, "max-jobs", cfg.Relay.MaxJobs, "jobs at a time")
 	f.IntVar(&cfg.Relay.MaxDaemons, "max-daemons", cfg.Relay.MaxDaemons, "daemons that are connected or fenced")
@@ -122,6 +123,7 @@ func (a *app) relayJobsCommand() *cobra.Command {
 type relayRunOptions struct {
 	daemon, agent, payload string
 	workspace, command     string
+	tools                  string
 	allowAll               bool
 	timeout, wait          time.Duration
 }
@@ -159,6 +161,7 @@ over; 130 cancelled and confirmed; other codes as everywhere.`,
 	f.StringVar(&o.payload, "payload", "", "file with the payload, a JSON object; - is standard input")
 	f.StringVarP(&o.workspace, "workspace", "w", "", "directory on the daemon's machine")
 	f.StringVar(&o.command, "command", "", "command that starts the agent there (default: the agent's own name)")
+	f.StringVar(&o.tools, "tools", "", "tool set of the relay that the job is granted")
 	f.BoolVar(&o.allowAll, "allow-all", false, "let the agent act there without a question, outside the workspace too")
 	f.DurationVar(&o.timeout, "timeout", 0, "stop the job after so long (default: the relay's)")
 	f.DurationVar(&o.wait, "wait", 30*time.Second, "how long to wait for the daemon to connect")
@@ -170,6 +173,9 @@ const maxPayload = 256 << 20
 
 func (a *app) relayRequest(o relayRunOptions, args []string) (client.RelayJobRequest, error) {
 	req := client.RelayJobRequest{DaemonID: o.daemon, TimeoutMillis: o.timeout.Milliseconds(), WaitMillis: o.wait.Milliseconds()}
+	if o.tools != "" {
+		req.Tools = []string{o.tools}
+	}
 	if o.daemon == "" {
 		return req, errdefs.New(errdefs.Invalid, "no daemon is named").WithNext("give --daemon; stockade relay daemons lists those that are connected")
 	}

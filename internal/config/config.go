@@ -90,6 +90,7 @@ type Config struct {
 		MessageBytes  int64         `koanf:"message_bytes" doc:"Largest payload or event."`
 		RunTimeout    time.Duration `koanf:"run_timeout" doc:"Bounds a job whose request names no time."`
 		CancelTimeout time.Duration `koanf:"cancel_timeout" doc:"How long a daemon has to acknowledge a cancel before it is fenced."`
+		Tools         []string      `koanf:"tools" doc:"NAME=URL[,key-file=PATH][,key-env=VAR]: MCP servers (Streamable HTTP) whose tools a job may be granted. The key stays in the server."`
 	} `koanf:"relay"`
 
 	Models []string `koanf:"models" doc:"NAME=URL[,style=openai|anthropic][,key-file=PATH][,key-env=VAR]: model providers a run may be granted. The key stays in the server."`
@@ -233,16 +234,25 @@ func (c *Config) Validate() error {
 			return bad("host.tools", "%q is not NAME=DIR with an absolute DIR", tool)
 		}
 	}
+	if _, err := c.ParseTools(); err != nil {
+		return err
+	}
 	_, err := c.ParseModels()
 	return err
 }
 
 // ParseModels returns the model providers, or which entry is wrong.
-func (c *Config) ParseModels() ([]Model, error) {
+func (c *Config) ParseModels() ([]Model, error) { return parseEntries("models", c.Models) }
+
+// ParseTools returns the relay's tool sets, or which entry is wrong. A style
+// means nothing to them.
+func (c *Config) ParseTools() ([]Model, error) { return parseEntries("relay.tools", c.Relay.Tools) }
+
+func parseEntries(setting string, entries []string) ([]Model, error) {
 	var models []Model
-	for _, entry := range c.Models {
+	for _, entry := range entries {
 		bad := func(format string, args ...any) error {
-			return errdefs.New(errdefs.Invalid, "setting models: entry %q: "+format, append([]any{entry}, args...)...).
+			return errdefs.New(errdefs.Invalid, "setting "+setting+": entry %q: "+format, append([]any{entry}, args...)...).
 				WithNext("write NAME=URL[,style=openai|anthropic][,key-file=PATH][,key-env=VAR]")
 		}
 		parts := strings.Split(entry, ",")
@@ -251,7 +261,7 @@ func (c *Config) ParseModels() ([]Model, error) {
 			return nil, bad("it has no =")
 		}
 		m := Model{Name: name, BaseURL: base}
-		if err := ident.CheckName("the provider's name", name); err != nil {
+		if err := ident.CheckName("the name", name); err != nil {
 			return nil, bad("%v", err)
 		}
 		u, err := url.Parse(base)
@@ -295,13 +305,13 @@ func (m Model) ReadKey() (string, error) {
 	case m.KeyFile != "":
 		b, err := os.ReadFile(m.KeyFile)
 		if err != nil {
-			return "", errdefs.Wrap(err, errdefs.Invalid, "the key file of model provider %s cannot be read: %v", m.Name, err)
+			return "", errdefs.Wrap(err, errdefs.Invalid, "the key file of %s cannot be read: %v", m.Name, err)
 		}
 		return strings.TrimSpace(string(b)), nil
 	case m.KeyEnv != "":
 		key := os.Getenv(m.KeyEnv)
 		if key == "" {
-			return "", errdefs.New(errdefs.Invalid, "model provider %s: the environment variable %s is empty", m.Name, m.KeyEnv)
+			return "", errdefs.New(errdefs.Invalid, "%s: the environment variable %s is empty", m.Name, m.KeyEnv)
 		}
 		return key, nil
 	}

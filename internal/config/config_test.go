@@ -58,7 +58,7 @@ func TestEverySettingThreeWays(t *testing.T) {
 			switch s.Key {
 			case "host.tools":
 				v = [3]string{"x=/a", "x=/b", "x=/c"}
-			case "models":
+			case "models", "relay.tools":
 				v = [3]string{"m=http://a", "m=http://b", "m=http://c"}
 			default:
 				v = [3]string{"/a", "/b", "/c"}

@@ -13,6 +13,9 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"maps"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/stockade-run/stockade/internal/api"
@@ -52,6 +55,8 @@ type Config struct {
 	Ledger Ledger
 	// Logger gets who did what; nil discards it.
 	Logger *slog.Logger
+	// ToolSets are the MCP servers whose tools a job may be granted, by name.
+	ToolSets map[string]ToolSet
 }
 
 // Service answers for one relay. It may be used from many goroutines and has none
@@ -105,13 +110,16 @@ func (s *Service) Run(ctx context.Context, p authz.Principal, req api.RelayJobRe
 		return nil, err
 	}
 	switch {
-	case len(req.Tools) > 0:
-		return nil, errdefs.New(errdefs.Invalid, "there is no tool set %q", req.Tools[0]).
-			WithNext("leave tools out: this server grants none to relay jobs yet")
+	case len(req.Tools) > 1:
+		return nil, errdefs.New(errdefs.Invalid, "%d tool sets are named, a job is granted one at most", len(req.Tools))
 	case req.TimeoutMillis < 0 || req.TimeoutMillis > 0 && req.TimeoutMillis < 10 || req.TimeoutMillis > 30*24*3600*1000:
 		return nil, errdefs.New(errdefs.Invalid, "timeout_ms is %d, allowed is 10 to 2592000000, or 0 for the relay's default", req.TimeoutMillis)
 	case req.WaitMillis < 0 || req.WaitMillis > 600000:
 		return nil, errdefs.New(errdefs.Invalid, "wait_ms is %d, allowed is 0 to 600000", req.WaitMillis)
+	}
+	tools, end, err := s.tools(req.Tools)
+	if err != nil {
+		return nil, err
 	}
 	if req.WaitMillis > 0 {
 		if err := s.cfg.Hub.WaitForDaemon(ctx, req.DaemonID, time.Duration(req.WaitMillis)*time.Millisecond); err != nil {
@@ -125,12 +133,13 @@ func (s *Service) Run(ctx context.Context, p authz.Principal, req api.RelayJobRe
 	root, stop := context.WithCancel(context.WithoutCancel(ctx))
 	job, err := s.cfg.Hub.RunJob(root, relay.JobRequest{
 		DaemonID: req.DaemonID, Payload: req.Payload,
-		Timeout: time.Duration(req.TimeoutMillis) * time.Millisecond, Tools: noTools{},
+		Timeout: time.Duration(req.TimeoutMillis) * time.Millisecond, Tools: tools,
 	})
 	if err != nil {
 		stop()
 		return nil, err
 	}
+	context.AfterFunc(root, end) // the job is left, and its tools were revoked
 	j := &Job{job: job, stop: stop, info: api.RelayJob{ID: job.ID(), DaemonID: req.DaemonID, State: "starting", StartedAt: time.Now().UTC()}}
 	for _, i := range s.cfg.Hub.Jobs() { // it may have ended already
 		if i.ID == j.info.ID {
@@ -139,6 +148,24 @@ func (s *Service) Run(ctx context.Context, p authz.Principal, req api.RelayJobRe
 	}
 	s.log.Debug("relay job", "job", j.info.ID, "daemon", req.DaemonID, "by", p.String())
 	return j, nil
+}
+
+// tools is what a job is granted, and how that ends. A name the operator has not
+// registered is invalid (authority is derived: a caller names no address).
+func (s *Service) tools(names []string) (granted relay.Tools, end func(), err error) {
+	if len(names) == 0 {
+		return noTools{}, func() {}, nil
+	}
+	set, ok := s.cfg.ToolSets[names[0]]
+	if !ok {
+		next := "leave tools out: the operator has registered none (setting relay.tools)"
+		if have := slices.Sorted(maps.Keys(s.cfg.ToolSets)); len(have) > 0 {
+			next = "there are: " + strings.Join(have, ", ")
+		}
+		return nil, nil, errdefs.New(errdefs.Invalid, "there is no tool set %q", names[0]).WithNext("%s", next)
+	}
+	g := newGrant(names[0], set, s.log)
+	return g, g.end, nil
 }
 
 // Info is the job as it started.

@@ -59,6 +59,10 @@ func openRelay(c config.Config, state string, ledger dispatch.Ledger, log *slog.
 		return nil, errdefs.New(errdefs.Invalid, "the relay would listen at %s for daemons without a token", c.Relay.Listen).
 			WithNext("name a file with a token with --relay-token-file, or listen on 127.0.0.1")
 	}
+	sets, err := toolSets(c)
+	if err != nil {
+		return nil, err
+	}
 	hub, err := relay.NewHub(relay.HubConfig{
 		Token: token, Profile: relay.Profile(c.Relay.Profile), StateDir: filepath.Join(state, "relay"), Logger: log,
 		Limits: relaywire.Limits{Jobs: c.Relay.MaxJobs, Daemons: c.Relay.MaxDaemons, MessageBytes: c.Relay.MessageBytes,
@@ -68,7 +72,7 @@ func openRelay(c config.Config, state string, ledger dispatch.Ledger, log *slog.
 		return nil, err
 	}
 	return &relayPart{hub: hub, at: at, address: filepath.Join(state, RelayAddressFile), log: log, service: dispatch.New(dispatch.Config{
-		Hub: hub, Workspace: c.Relay.Workspace, MaxPayload: c.Relay.MessageBytes, Ledger: ledger, Logger: log,
+		Hub: hub, ToolSets: sets, Workspace: c.Relay.Workspace, MaxPayload: c.Relay.MessageBytes, Ledger: ledger, Logger: log,
 	})}, nil
 }
 
@@ -254,4 +258,21 @@ func (k *relayKeys) Authenticate(_ context.Context, credential string) (authz.Pr
 	}
 	return authz.Principal{}, errdefs.New(errdefs.Unauthenticated, "the credential is not known").
 		WithNext("use admin.key or default.key of the relay's state directory")
+}
+
+// toolSets reads what the operator registered, with the keys.
+func toolSets(c config.Config) (map[string]dispatch.ToolSet, error) {
+	entries, err := c.ParseTools()
+	if err != nil {
+		return nil, err
+	}
+	sets := map[string]dispatch.ToolSet{}
+	for _, e := range entries {
+		key, err := e.ReadKey()
+		if err != nil {
+			return nil, err
+		}
+		sets[e.Name] = dispatch.ToolSet{URL: e.BaseURL, Key: key}
+	}
+	return sets, nil
 }
