@@ -17,7 +17,7 @@ import (
 
 // toolServer speaks enough of MCP's Streamable HTTP: a session, JSON answers,
 // answers as a stream, notifications.
-func toolServer(t *testing.T, ended chan<- string, held <-chan struct{}) *httptest.Server {
+func toolServer(t *testing.T, ended chan<- string, held chan<- struct{}) *httptest.Server {
 	t.Helper()
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("Authorization") != "Bearer tool-key" {
@@ -47,7 +47,8 @@ func toolServer(t *testing.T, ended chan<- string, held <-chan struct{}) *httpte
 			w.Header().Set("Content-Type", "text/event-stream")
 			fmt.Fprintf(w, "event: message\ndata: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/progress\"}\n\ndata: {\"jsonrpc\":\"2.0\",\"id\":%s,\ndata: \"result\":{\"ok\":true}}\n\n", call.ID)
 		case "slow":
-			<-held
+			close(held)
+			<-r.Context().Done() // until the caller has gone
 		case "large":
 			_, _ = io.Copy(w, io.LimitReader(zeros{}, maxToolAnswer+2))
 		case "garbage":
@@ -69,7 +70,6 @@ func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
 func TestToolSetIsCalled(t *testing.T) {
 	t.Parallel()
 	ended, held := make(chan string, 1), make(chan struct{})
-	t.Cleanup(func() { close(held) })
 	s := toolServer(t, ended, held)
 	g := newGrant("docs", ToolSet{URL: s.URL, Key: "tool-key"}, slog.New(slog.DiscardHandler))
 	call := func(payload string) (string, error) {
@@ -97,6 +97,7 @@ func TestToolSetIsCalled(t *testing.T) {
 		_, err := g.Call(ctx, json.RawMessage(`{"jsonrpc":"2.0","id":3,"method":"slow"}`))
 		answered <- err
 	}()
+	<-held
 	revoke()
 	if err := <-answered; !errdefs.Is(err, errdefs.Unavailable) {
 		t.Errorf("revoked: %v", err)
