@@ -89,6 +89,7 @@ type Config struct {
 		MaxDaemons    int           `koanf:"max_daemons" doc:"Daemons that are connected or fenced."`
 		MessageBytes  int64         `koanf:"message_bytes" doc:"Largest payload or event."`
 		RunTimeout    time.Duration `koanf:"run_timeout" doc:"Bounds a job whose request names no time."`
+		HelloTimeout  time.Duration `koanf:"hello_timeout" doc:"How long a daemon that connects has to say who it is."`
 		CancelTimeout time.Duration `koanf:"cancel_timeout" doc:"How long a daemon has to acknowledge a cancel before it is fenced."`
 		Tools         []string      `koanf:"tools" doc:"NAME=URL[,key-file=PATH][,key-env=VAR]: MCP servers (Streamable HTTP) whose tools a job may be granted. The key stays in the server."`
 	} `koanf:"relay"`
@@ -124,7 +125,7 @@ func Default() Config {
 	c.Relay.Profile, c.Relay.Workspace = "shared", "default"
 	c.Relay.MaxJobs, c.Relay.MaxDaemons = 128, 128
 	c.Relay.MessageBytes = 16 << 20
-	c.Relay.RunTimeout, c.Relay.CancelTimeout = 30*time.Minute, 10*time.Second
+	c.Relay.RunTimeout, c.Relay.CancelTimeout, c.Relay.HelloTimeout = 30*time.Minute, 10*time.Second, 10*time.Second
 	c.Retention.Log, c.Retention.Record, c.Retention.Audit = 24*time.Hour, 7*24*time.Hour, 365*24*time.Hour
 	c.Retention.MaxLogs, c.Retention.MaxLogBytes = 1000, 16<<30
 	c.Retention.MaxRuns, c.Retention.MaxProcesses, c.Retention.MaxSpecBytes = 100_000, 200_000, 1<<30
@@ -214,6 +215,7 @@ func (c *Config) Validate() error {
 		{"run.ttl", c.Run.TTL, time.Second, 365 * 24 * time.Hour},
 		{"process.deadline", c.Process.Deadline, time.Second, 365 * 24 * time.Hour},
 		{"relay.run_timeout", c.Relay.RunTimeout, time.Second, 30 * 24 * time.Hour},
+		{"relay.hello_timeout", c.Relay.HelloTimeout, 100 * time.Millisecond, 10 * time.Minute},
 		{"relay.cancel_timeout", c.Relay.CancelTimeout, 100 * time.Millisecond, 10 * time.Minute},
 		{"retention.log", c.Retention.Log, time.Minute, 10 * 365 * 24 * time.Hour},
 		{"retention.audit", c.Retention.Audit, time.Minute, 100 * 365 * 24 * time.Hour},

@@ -43,6 +43,7 @@ func TestEverySettingThreeWays(t *testing.T) {
 		"log.level": {"debug", "warn", "error"}, "log.format": {"json", "text", "json"},
 		"host.socket": {"/a", "/b", "/c"}, "box.cpu_millis": {"100", "101", "102"}, "box.pids": {"100", "101", "102"},
 		"relay.profile": {"dedicated", "shared", "dedicated"}, "relay.message_bytes": {"65537", "65538", "65539"},
+		"relay.hello_timeout":  {"1s", "2s", "3s"},
 		"relay.cancel_timeout": {"1s", "2s", "3s"},
 	}
 	for _, s := range Settings() {

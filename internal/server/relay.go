@@ -66,7 +66,7 @@ func openRelay(c config.Config, state string, ledger dispatch.Ledger, log *slog.
 	hub, err := relay.NewHub(relay.HubConfig{
 		Token: token, Profile: relay.Profile(c.Relay.Profile), StateDir: filepath.Join(state, "relay"), Logger: log,
 		Limits: relaywire.Limits{Jobs: c.Relay.MaxJobs, Daemons: c.Relay.MaxDaemons, MessageBytes: c.Relay.MessageBytes,
-			RunTimeout: c.Relay.RunTimeout, CancelTimeout: c.Relay.CancelTimeout},
+			RunTimeout: c.Relay.RunTimeout, HelloTimeout: c.Relay.HelloTimeout, CancelTimeout: c.Relay.CancelTimeout},
 	})
 	if err != nil {
 		return nil, err
