@@ -15,6 +15,7 @@ import (
 	"github.com/stockade-run/stockade/internal/cgroup"
 	"github.com/stockade-run/stockade/internal/errdefs"
 	"github.com/stockade-run/stockade/internal/ident"
+	"github.com/stockade-run/stockade/internal/need"
 	"github.com/stockade-run/stockade/internal/netns"
 	"github.com/stockade-run/stockade/internal/wire"
 )
@@ -101,9 +102,7 @@ const crowd = "for i in $(seq 64); do sleep 0.5 & done; wait"
 func TestLimits(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, nil)
-	if !f.mode.Has("pids") || !f.mode.Has("memory") {
-		t.Skip("this machine lacks the cgroup controllers memory or pids")
-	}
+	need.That(t, f.mode.Has("pids") && f.mode.Has("memory"), "this test needs the cgroup controllers memory and pids: see stockade doctor")
 	id := f.put(nil)
 	spec := wire.ProcSpec{ID: newID(ident.Process), Box: id, Env: []string{"HOME=/"}, Pids: api.MinPids, Argv: []string{"/bin/sh", "-c", crowd}}
 	if out, _ := f.runSpec(spec); !strings.Contains(strings.ToLower(out), "fork") {

@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/stockade-run/stockade/internal/gateway"
+	"github.com/stockade-run/stockade/internal/need"
 	"github.com/stockade-run/stockade/internal/testmodel"
 )
 
@@ -71,13 +72,7 @@ func agents(t *testing.T) string {
 		t.Fatal(err)
 	}
 	dir, ok := AgentsInstalled(root)
-	if !ok {
-		const text = "this test needs the vendors' CLIs: make setup-agents"
-		if os.Getenv("STOCKADE_REQUIRE") == "all" {
-			t.Fatal(text)
-		}
-		t.Skip(text)
-	}
+	need.That(t, ok, "this test needs the vendors' CLIs: make setup-agents")
 	return filepath.Join(dir, "node_modules/.bin")
 }
 
