@@ -42,6 +42,7 @@ var Floors = []Floor{
 		{"internal/agent/claude", true, "codec of Claude Code's command line"},
 		{"internal/agent/codex", true, "codec of the Codex CLI's app server"},
 		{"internal/relaywire", true, "coding-relay-v1: frames, limits, codes"},
+		{"internal/pluginwire", true, "the plugin action RPC: envelopes, contexts, actions, framing"},
 	}},
 	{"life", []Room{
 		{"internal/process", true, "the life of one process: Step and KeepStep"},
@@ -55,11 +56,12 @@ var Floors = []Floor{
 		{"internal/secret", false, "keys, hashes, private files, signatures"},
 		{"internal/spool", false, "the log of a process on disk"},
 		{"internal/tartree", false, "tar archives in and out of a directory that is never left"},
-		{"internal/tartree", false, "tar archives in and out of a directory that is never left"},
 	}},
 	{"mechanism", []Room{
 		{"internal/store/sqlite", false, "the ledger in SQLite"},
 		{"internal/store/storetest", false, "conformance suite of the ledger"},
+		{"internal/pluginlog", false, "the newest log lines of one plugin"},
+		{"internal/registration", false, "credentials of plugin workers"},
 		{"internal/osproc", false, "a tree of processes, ended with a proof or without one"},
 		{"internal/oci", false, "finding a runtime; the container's specification"},
 		{"internal/image", false, "OCI layouts and docker-save tars, unpacked by digest"},
