@@ -7,7 +7,7 @@ VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 LDFLAGS := -s -w -X main.version=$(VERSION)
 export CGO_ENABLED = 0
 
-.PHONY: build demo test lint unit race setup setup-agents bench clean
+.PHONY: build demo test lint unit race setup setup-agents setup-sdk bench clean
 
 # The binaries, static: the host program is also bind-mounted into boxes, whose
 # root file system may have no C library.
@@ -21,6 +21,10 @@ setup:
 # Node and the vendor CLIs, on request.
 setup-agents:
 	@sh scripts/setup.sh agents
+
+# LangBot's Python SDK in the tested versions, on request: what plugins are made with.
+setup-sdk:
+	@sh scripts/setup.sh sdk
 
 demo: setup build
 	@if [ "$(AGENT)" != testagent ]; then sh scripts/setup.sh agents; fi

@@ -1,7 +1,9 @@
 #!/bin/sh
 # Brings what boxes need and this machine lacks, and says so. With the argument
-# "agents" also Node and the vendor CLIs, into .cache/agents of the checkout.
-# It installs Debian packages only when something is missing, and only as root.
+# "agents" also Node and the vendor CLIs, into .cache/agents of the checkout; with
+# "sdk" also LangBot's Python SDK in its tested versions, into .cache/sdk. Several
+# arguments do several things. It installs Debian packages only when something is
+# missing, and only as root.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -18,7 +20,15 @@ want pgrep procps
 want spin spin # checks the model of the relay's fences
 python3 -c 'import ensurepip, venv' 2>/dev/null || need="$need python3 python3-venv" # the Python relay peers
 [ -e /etc/ssl/certs/ca-certificates.crt ] || need="$need ca-certificates"
-if [ "${1:-}" = agents ]; then
+agents='' sdk=''
+for arg in "$@"; do
+	case "$arg" in
+	agents) agents=1 ;;
+	sdk) sdk=1 ;;
+	*) echo "setup: unknown argument $arg; there are agents and sdk" >&2; exit 2 ;;
+	esac
+done
+if [ -n "$agents" ]; then
 	want node nodejs
 	want npm npm
 fi
@@ -36,7 +46,7 @@ if [ -n "$need" ]; then
 fi
 
 # internal/demo/agents.go does the same for who runs the demo without make.
-if [ "${1:-}" = agents ] && { [ ! -e .cache/agents/.installed ] || ! cmp -s testdata/agents/package-lock.json .cache/agents/package-lock.json; }; then
+if [ -n "$agents" ] && { [ ! -e .cache/agents/.installed ] || ! cmp -s testdata/agents/package-lock.json .cache/agents/package-lock.json; }; then
 	echo 'setup: installing the vendor CLIs of testdata/agents into .cache/agents (about 920 MB)'
 	mkdir -p .cache/agents
 	rm -f .cache/agents/.installed
@@ -44,4 +54,20 @@ if [ "${1:-}" = agents ] && { [ ! -e .cache/agents/.installed ] || ! cmp -s test
 	# No package's script runs by itself; the one that is needed is run by name.
 	(cd .cache/agents && npm ci --ignore-scripts --no-audit --no-fund --loglevel=error && node node_modules/@anthropic-ai/claude-code/install.cjs)
 	touch .cache/agents/.installed
+fi
+
+# One environment for each tested version: they exclude one another.
+if [ -n "$sdk" ]; then
+	for lock in testdata/sdk/*.txt; do
+		series=$(basename "$lock" .txt)
+		env=.cache/sdk/$series
+		if [ -e "$env/.installed" ] && cmp -s "$lock" "$env/.installed"; then
+			continue
+		fi
+		echo "setup: installing LangBot's Python SDK $series into $env (about 125 MB)"
+		rm -rf "$env"
+		python3 -m venv "$env"
+		"$env/bin/python" -m pip install --quiet --disable-pip-version-check --no-input -r "$lock"
+		cp "$lock" "$env/.installed"
+	done
 fi

@@ -6,6 +6,7 @@ package need
 import (
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -67,5 +68,47 @@ func That(t testing.TB, ok bool, format string, args ...any) {
 	t.Helper()
 	if !ok {
 		missing(t, format, args...)
+	}
+}
+
+// SDK skips or fails a test that runs plugins with the published Python SDK of
+// LangBot, and returns the Python that has it. series is "0.5", "0.6" or "0.7"; the
+// exact versions are pinned in testdata/sdk. A longer version, such as "0.6.3", is
+// taken for its series.
+func SDK(t testing.TB, series string) string {
+	t.Helper()
+	if parts := strings.SplitN(series, ".", 3); len(parts) == 3 {
+		series = parts[0] + "." + parts[1]
+	}
+	path := filepath.Join(checkout(t), ".cache", "sdk", series, "bin", "python")
+	if _, err := os.Stat(path); err != nil {
+		missing(t, "this test needs the Python SDK %s of LangBot: make setup-sdk", series)
+	}
+	return path
+}
+
+// Testdata returns the path of a file or directory below testdata/ of the checkout,
+// from whichever package the test runs.
+func Testdata(t testing.TB, elem ...string) string {
+	t.Helper()
+	return filepath.Join(append([]string{checkout(t), "testdata"}, elem...)...)
+}
+
+// checkout finds the directory of go.mod above the test's own.
+func checkout(t testing.TB) string {
+	t.Helper()
+	dir, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for {
+		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+			return dir
+		}
+		up := filepath.Dir(dir)
+		if up == dir {
+			t.Fatal("this test runs outside a checkout: no go.mod above it")
+		}
+		dir = up
 	}
 }
