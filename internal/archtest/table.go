@@ -12,7 +12,8 @@ type Room struct {
 }
 
 // testRooms hold code for tests; only tests and other test rooms import them.
-var testRooms = []string{"internal/need", "internal/store/storetest", "internal/driver/drivertest", "internal/host/hosttest"}
+var testRooms = []string{"internal/need", "internal/store/storetest", "internal/driver/drivertest", "internal/host/hosttest",
+	"internal/plugintest"}
 
 // Floor is a rank: its rooms may import only rooms of lower floors, or a room
 // nested below themselves by path (a seam imports nothing of its drivers).
@@ -32,6 +33,7 @@ var Floors = []Floor{
 		{"internal/need", false, "what a test needs from the machine"},
 	}},
 	{"shapes", []Room{
+		{"internal/plugintest", false, "packs the plugins of testdata for tests"},
 		{"internal/api", true, "JSON shapes of the public API"},
 		{"internal/agent", true, "a coding agent's run: launch, lines in, events out"},
 	}},
@@ -56,6 +58,7 @@ var Floors = []Floor{
 		{"internal/secret", false, "keys, hashes, private files, signatures"},
 		{"internal/spool", false, "the log of a process on disk"},
 		{"internal/tartree", false, "tar archives in and out of a directory that is never left"},
+		{"internal/shelf", false, "directories that appear whole, by digest, and are read-only"},
 	}},
 	{"mechanism", []Room{
 		{"internal/store/sqlite", false, "the ledger in SQLite"},
@@ -65,6 +68,8 @@ var Floors = []Floor{
 		{"internal/osproc", false, "a tree of processes, ended with a proof or without one"},
 		{"internal/oci", false, "finding a runtime; the container's specification"},
 		{"internal/image", false, "OCI layouts and docker-save tars, unpacked by digest"},
+		{"internal/artifact", false, "plugin packages, unpacked by digest"},
+		{"internal/deptree", false, "dependency trees of plugins, installed once and read-only"},
 	}},
 	{"machine", []Room{
 		{"internal/boxhost", false, "boxes on this machine: volumes, namespaces, limits"},
