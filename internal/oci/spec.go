@@ -2,6 +2,7 @@ package oci
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -53,14 +54,16 @@ type Container struct {
 	Root    string        // root directory outside; it holds a mount point for every Bind
 	Binds   []Bind        // in mount order
 	Init    string        // the program outside that is shown at InitPath
-	NetNS   string        // path of the network namespace to join
+	NetNS   string        // path of the network namespace to join; "" makes a new one, without even loopback up
+	HostNet bool          // no network namespace: the machine's own
 	UIDBase uint32        // first of the box's IDRange user and group ids outside
 	Cgroup  string        // absolute path below every hierarchy
 
-	Files     uint64 // open files: MaxFiles, or less where the machine allows no more
-	TmpBytes  int64  // size of /tmp; its pages count as memory of the process
-	SwapLimit bool   // the kernel can limit memory and swap together
-	DeepRO    bool   // the runtime knows the mount option "rro"
+	Files     uint64              // open files: MaxFiles, or less where the machine allows no more
+	TmpBytes  int64               // size of /tmp; its pages count as memory of the process. 0: /tmp is one of Binds
+	Rlimits   []specs.POSIXRlimit // more limits, of each process
+	SwapLimit bool                // the kernel can limit memory and swap together
+	DeepRO    bool                // the runtime knows the mount option "rro"
 	Seccomp   *specs.LinuxSeccomp
 }
 
@@ -97,6 +100,9 @@ func Spec(c Container) *specs.Spec {
 			ReadonlyPaths: []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"},
 		},
 	}
+	if c.HostNet {
+		s.Linux.Namespaces = slices.DeleteFunc(s.Linux.Namespaces, func(n specs.LinuxNamespace) bool { return n.Type == specs.NetworkNamespace })
+	}
 	return s
 }
 
@@ -117,6 +123,7 @@ func process(c Container) *specs.Process {
 			{Type: "RLIMIT_NOFILE", Hard: c.Files, Soft: c.Files},
 		},
 	}
+	p.Rlimits = append(p.Rlimits, c.Rlimits...)
 	if c.Proc.PTY != nil {
 		p.Terminal = true
 		p.ConsoleSize = &specs.Box{Height: uint(c.Proc.PTY.Rows), Width: uint(c.Proc.PTY.Cols)}
@@ -130,7 +137,9 @@ func mounts(c Container) []specs.Mount {
 		{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "strictatime", "mode=755", "size=65536k"}},
 		{Destination: "/dev/pts", Type: "devpts", Source: "devpts", Options: []string{"nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"}},
 		{Destination: "/dev/shm", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "nodev", "mode=1777", "size=" + strconv.Itoa(shmBytes)}},
-		{Destination: "/tmp", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "nodev", "mode=1777", fmt.Sprintf("size=%d", c.TmpBytes)}},
+	}
+	if c.TmpBytes > 0 {
+		ms = append(ms, specs.Mount{Destination: "/tmp", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "nodev", "mode=1777", fmt.Sprintf("size=%d", c.TmpBytes)}})
 	}
 	for _, b := range c.Binds {
 		ms = append(ms, bind(b, c.DeepRO))

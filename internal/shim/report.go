@@ -90,6 +90,14 @@ func readReport(r io.Reader, begun func(), ended func(process.InitReport)) error
 	return sc.Err()
 }
 
+// ReadReport reads the report of a container's init to its end, for who starts
+// containers without a keeper. begun says whether the command was forked; without
+// ended nothing is known of its end. A report that makes no sense is an error.
+func ReadReport(r io.Reader) (rep process.InitReport, begun, ended bool, err error) {
+	err = readReport(r, func() { begun = true }, func(got process.InitReport) { rep, ended = got, true })
+	return rep, begun, ended, err
+}
+
 // clip bounds a text from elsewhere and makes it one harmless line.
 func clip(s string, most int) string {
 	if len(s) > most {
