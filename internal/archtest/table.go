@@ -57,6 +57,7 @@ var Floors = []Floor{
 		{"internal/netns", false, "one network namespace; listening inside it"},
 		{"internal/secret", false, "keys, hashes, private files, signatures"},
 		{"internal/spool", false, "the log of a process on disk"},
+		{"internal/python", false, "what a Python interpreter is, and which plugin SDK it has"},
 		{"internal/tartree", false, "tar archives in and out of a directory that is never left"},
 		{"internal/shelf", false, "directories that appear whole, by digest, and are read-only"},
 	}},
