@@ -1,0 +1,299 @@
+// Package shelf keeps directories that are made once, appear whole under a
+// digest, are read-only from then on, and survive a power cut.
+//
+//	DIR/NAME/            on the shelf
+//	DIR/.NAME.…          being made, or being removed
+//
+// The order of a publication is: make beside it, seal (no write bits), write
+// through (syncfs(2)), rename, fsync of DIR. A crash before the rename leaves
+// something that is never looked at and that the next [Open] sweeps; after the
+// rename the directory is whole. What stands under a name and is not valid (a
+// crash of another program that seals after its rename, a damaged disk) is moved
+// aside and replaced. Several processes may share a shelf: who is making
+// something holds a flock(2) on it, and publications take turns on one of DIR.
+package shelf
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/stockade-run/stockade/internal/errdefs"
+)
+
+// Options says how a shelf is opened.
+type Options struct {
+	// ReadOnly makes no directory and sweeps nothing.
+	ReadOnly bool
+	// Step, if not nil, is told each completed step of a publication or removal
+	// and can stop it there: the seam for tests of crashes. An error is the
+	// operation's error.
+	Step func(step string) error
+}
+
+// Shelf is one directory. Its methods are safe for concurrent use, also by
+// several processes.
+type Shelf struct {
+	dir  string
+	step func(string) error
+
+	mu    sync.Mutex
+	turns map[string]*turn
+}
+
+// turn serialises the work on one name within this process.
+type turn struct {
+	free  chan struct{} // holds one token while nobody has the turn
+	users int           // holders and waiters; guarded by Shelf.mu
+}
+
+// Open opens a shelf and removes what crashed attempts left, but nothing another
+// process is working on.
+func Open(dir string, o Options) (*Shelf, error) {
+	abs, err := filepath.Abs(dir)
+	if err != nil {
+		return nil, Refusal(err, "the directory cannot be found")
+	}
+	s := &Shelf{dir: abs, step: o.Step, turns: map[string]*turn{}}
+	if s.step == nil {
+		s.step = func(string) error { return nil }
+	}
+	if o.ReadOnly {
+		return s, nil
+	}
+	// Others may pass through to a directory they know, but not list them.
+	if err := os.MkdirAll(abs, 0o711); err != nil {
+		return nil, Refusal(err, "the directory cannot be made")
+	}
+	if err := s.sweep(); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// Path is where a name is or would be.
+func (s *Shelf) Path(name string) string { return filepath.Join(s.dir, name) }
+
+// Names lists what stands on the shelf, sorted, valid or not.
+func (s *Shelf) Names() ([]string, error) {
+	entries, err := os.ReadDir(s.dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, Refusal(err, "the directory cannot be listed")
+	}
+	var names []string
+	for _, e := range entries {
+		if !strings.HasPrefix(e.Name(), ".") {
+			names = append(names, e.Name())
+		}
+	}
+	slices.Sort(names)
+	return names, nil
+}
+
+// Turn waits until nobody else of this process works on the name. The returned
+// function ends the turn.
+func (s *Shelf) Turn(ctx context.Context, name string) (done func(), err error) {
+	s.mu.Lock()
+	t := s.turns[name]
+	if t == nil {
+		t = &turn{free: make(chan struct{}, 1)}
+		t.free <- struct{}{}
+		s.turns[name] = t
+	}
+	t.users++
+	s.mu.Unlock()
+	leave := func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if t.users--; t.users == 0 {
+			delete(s.turns, name)
+		}
+	}
+	select {
+	case <-t.free:
+		return func() { t.free <- struct{}{}; leave() }, nil
+	case <-ctx.Done():
+		leave()
+		return nil, context.Cause(ctx)
+	}
+}
+
+// LastUsed is when a name was published or last touched.
+func (s *Shelf) LastUsed(name string) time.Time {
+	info, err := os.Lstat(s.Path(name))
+	if err != nil {
+		return time.Time{}
+	}
+	return info.ModTime()
+}
+
+// Touch notes that a name is used now. It is a help for whoever collects what is
+// unused; that it cannot be noted stops nobody.
+func (s *Shelf) Touch(name string) {
+	now := time.Now()
+	_ = os.Chtimes(s.Path(name), now, now)
+}
+
+// Remove takes a name off the shelf: first aside, so that nothing partial is seen,
+// then away. A missing name is no error.
+func (s *Shelf) Remove(name string) error {
+	unlock, err := s.lock()
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	return s.remove(name)
+}
+
+// remove needs the lock.
+func (s *Shelf) remove(name string) error {
+	path := s.Path(name)
+	info, err := os.Lstat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err == nil && !info.IsDir() {
+		err = os.Remove(path)
+		if err == nil {
+			return nil
+		}
+	}
+	var aside string
+	if err == nil {
+		aside, err = os.MkdirTemp(s.dir, "."+name+".removed-")
+	}
+	if err == nil {
+		err = unix.Rename(path, aside) // over the empty directory; os.Rename refuses that
+	}
+	if err != nil {
+		return Refusal(err, "it cannot be removed")
+	}
+	if err := s.step("aside"); err != nil {
+		return err
+	}
+	if err := syncDir(s.dir); err != nil {
+		return Refusal(err, "its removal cannot be written to the disk")
+	}
+	if err := removeAll(aside); err != nil {
+		return Refusal(err, "it cannot be removed")
+	}
+	return s.step("removed")
+}
+
+// lock takes the turn of this process among all that publish or remove.
+func (s *Shelf) lock() (unlock func(), err error) {
+	d, err := os.Open(s.dir)
+	if err != nil {
+		return nil, Refusal(err, "the directory cannot be opened")
+	}
+	if err := flock(d, unix.LOCK_EX); err != nil {
+		d.Close()
+		return nil, Refusal(err, "the directory cannot be locked")
+	}
+	return func() { d.Close() }, nil // closing gives the lock back, flock(2)
+}
+
+// sweep removes what nobody works on any more.
+func (s *Shelf) sweep() error {
+	unlock, err := s.lock()
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	entries, err := os.ReadDir(s.dir)
+	if err != nil {
+		return Refusal(err, "the directory cannot be listed")
+	}
+	for _, e := range entries {
+		// ".NAME.…": ours and the Python runtime's.
+		if name := e.Name(); !strings.HasPrefix(name, ".") || strings.Count(name, ".") < 2 || !e.IsDir() {
+			continue
+		}
+		path := filepath.Join(s.dir, e.Name())
+		d, err := os.Open(path)
+		if err != nil {
+			continue
+		}
+		if flock(d, unix.LOCK_EX|unix.LOCK_NB) == nil {
+			err = removeAll(path)
+		}
+		if err = errors.Join(err, d.Close()); err != nil {
+			return Refusal(err, "what a crashed attempt left cannot be removed")
+		}
+	}
+	return nil
+}
+
+func flock(f *os.File, how int) error {
+	for {
+		err := unix.Flock(int(f.Fd()), how)
+		if err != unix.EINTR {
+			return err
+		}
+	}
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+// removeAll removes a tree that may be read-only.
+func removeAll(path string) error {
+	err := os.RemoveAll(path)
+	if err == nil || !errors.Is(err, fs.ErrPermission) {
+		return err
+	}
+	_ = filepath.WalkDir(path, func(p string, d fs.DirEntry, _ error) error {
+		if d != nil && d.IsDir() {
+			_ = os.Chmod(p, 0o700) // before it is listed, fs.WalkDirFunc
+		}
+		return nil
+	})
+	return os.RemoveAll(path)
+}
+
+// Refusal turns a failure of the file system into an error for people: a full
+// disk or quota is exhausted, anything else internal. The cause is kept.
+func Refusal(err error, format string, args ...any) *errdefs.Error {
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		return errdefs.Wrap(err, errdefs.Exhausted, format+": no space left on the disk", args...).
+			WithNext("free some space, for example with stockade artifact gc")
+	}
+	reason := err
+	if p, ok := errors.AsType[*fs.PathError](err); ok {
+		reason = p.Err
+	}
+	if l, ok := errors.AsType[*os.LinkError](err); ok {
+		reason = l.Err
+	}
+	return errdefs.Wrap(err, errdefs.Internal, format+": %v", append(slices.Clone(args), reason)...)
+}
+
+// Usage counts the bytes and the number of the regular files of a tree. What
+// cannot be read counts nothing.
+func Usage(dir string) (bytes int64, files int) {
+	_ = filepath.WalkDir(dir, func(_ string, d fs.DirEntry, err error) error {
+		if err == nil && d.Type().IsRegular() {
+			if info, err := d.Info(); err == nil {
+				bytes, files = bytes+info.Size(), files+1
+			}
+		}
+		return nil
+	})
+	return bytes, files
+}
