@@ -45,9 +45,11 @@ var Floors = []Floor{
 		{"internal/agent/codex", true, "codec of the Codex CLI's app server"},
 		{"internal/relaywire", true, "coding-relay-v1: frames, limits, codes"},
 		{"internal/pluginwire", true, "the plugin action RPC: envelopes, contexts, actions, framing"},
+		{"internal/restart", true, "when a plugin worker may be launched again"},
 	}},
 	{"life", []Room{
 		{"internal/process", true, "the life of one process: Step and KeepStep"},
+		{"internal/desired", true, "which binding of an installation is current; what is fenced"},
 	}},
 	{"seams", []Room{
 		{"internal/store", false, "the ledger, as an interface"},
@@ -66,6 +68,7 @@ var Floors = []Floor{
 		{"internal/store/storetest", false, "conformance suite of the ledger"},
 		{"internal/pluginlog", false, "the newest log lines of one plugin"},
 		{"internal/registration", false, "credentials of plugin workers"},
+		{"internal/restart/gate", false, "waiting for leave to launch"},
 		{"internal/osproc", false, "a tree of processes, ended with a proof or without one"},
 		{"internal/oci", false, "finding a runtime; the container's specification"},
 		{"internal/image", false, "OCI layouts and docker-save tars, unpacked by digest"},
