@@ -72,6 +72,7 @@ var Floors = []Floor{
 		{"internal/osproc", false, "a tree of processes, ended with a proof or without one"},
 		{"internal/oci", false, "finding a runtime; the container's specification"},
 		{"internal/image", false, "OCI layouts and docker-save tars, unpacked by digest"},
+		{"internal/rpc", false, "one connection of the plugin protocol: calls, streams, lanes"},
 		{"internal/artifact", false, "plugin packages, unpacked by digest"},
 		{"internal/deptree", false, "dependency trees of plugins, installed once and read-only"},
 	}},
