@@ -40,6 +40,43 @@ type WorkerPolicy struct {
 	RestartFailureWindow    float64 `json:"restart_failure_window_seconds"` // 30 s, at most 3600
 	RestartCircuitOpen      float64 `json:"restart_circuit_open_seconds"`   // 60 s, at most 3600
 	RequireHardLimits       bool    `json:"require_hard_limits"`            // refuse to work without a control group
+
+	// Since SDK 0.7, for the shared profile only: limits of one worker by mode.
+	Dedicated WorkerOverrides `json:"-"`
+	Shared    WorkerOverrides `json:"-"`
+}
+
+// WorkerOverrides replace the limits of one worker; a zero field keeps the policy's.
+type WorkerOverrides struct {
+	MaxCPUs       float64 `json:"max_cpus,omitempty"`
+	MaxMemoryMB   int     `json:"max_memory_mb,omitempty"`
+	MaxPids       int     `json:"max_pids,omitempty"`
+	MaxOpenFiles  int     `json:"max_open_files,omitempty"`
+	MaxFileSizeMB int     `json:"max_file_size_mb,omitempty"`
+}
+
+// For is the policy as it holds for a worker of one mode: in the shared profile the
+// overrides of the mode replace the limits of one worker.
+func (p WorkerPolicy) For(m Mode, profile Profile) WorkerPolicy {
+	if profile != ProfileShared {
+		return p
+	}
+	o := p.Dedicated
+	if m == ModeShared {
+		o = p.Shared
+	}
+	if o.MaxCPUs > 0 {
+		p.MaxCPUs = o.MaxCPUs
+	}
+	for _, f := range []struct {
+		to   *int
+		from int
+	}{{&p.MaxMemoryMB, o.MaxMemoryMB}, {&p.MaxPids, o.MaxPids}, {&p.MaxOpenFiles, o.MaxOpenFiles}, {&p.MaxFileSizeMB, o.MaxFileSizeMB}} {
+		if f.from > 0 {
+			*f.to = f.from
+		}
+	}
+	return p
 }
 
 // Capacity is how many workers fit the totals: at least 1.
@@ -65,14 +102,33 @@ func (c RuntimeConfig) SameFixed(o RuntimeConfig) bool {
 	return c.Identity == o.Identity && c.Policy == o.Policy && c.Profile == o.Profile
 }
 
-// MarshalJSON leaves max_pending_registrations out, as LangBot does: the published SDK
-// 0.5.5 refuses it.
+// MarshalJSON leaves the overrides out where they mean nothing: outside the shared
+// profile.
+func (c RuntimeConfig) MarshalJSON() ([]byte, error) {
+	type plain RuntimeConfig
+	if c.Profile != ProfileShared {
+		c.Policy.Dedicated, c.Policy.Shared = WorkerOverrides{}, WorkerOverrides{}
+	}
+	return json.Marshal(plain(c))
+}
+
+// MarshalJSON leaves max_pending_registrations out, as LangBot does, and overrides that
+// override nothing: the published SDK 0.5.5 refuses them.
 func (p WorkerPolicy) MarshalJSON() ([]byte, error) {
 	type plain WorkerPolicy
-	return json.Marshal(struct {
+	out := struct {
 		plain
-		MaxPendingRegistrations *int `json:"max_pending_registrations,omitempty"`
-	}{plain: plain(p)})
+		MaxPendingRegistrations *int             `json:"max_pending_registrations,omitempty"`
+		Dedicated               *WorkerOverrides `json:"dedicated,omitempty"`
+		Shared                  *WorkerOverrides `json:"shared,omitempty"`
+	}{plain: plain(p)}
+	if p.Dedicated != (WorkerOverrides{}) {
+		out.Dedicated = &p.Dedicated
+	}
+	if p.Shared != (WorkerOverrides{}) {
+		out.Shared = &p.Shared
+	}
+	return json.Marshal(out)
 }
 
 // DecodeRuntimeConfig reads the payload of set_runtime_config strictly: unknown members
@@ -117,7 +173,8 @@ func decodePolicy(raw []byte) (WorkerPolicy, error) {
 	s := readStrict(raw, "PluginWorkerPolicy", "max_cpus", "max_memory_mb", "max_pids", "max_open_files",
 		"max_file_size_mb", "max_workers", "max_total_cpus", "max_total_memory_mb", "max_installations",
 		"max_pending_registrations", "max_concurrent_restarts", "restart_failure_threshold",
-		"restart_failure_window_seconds", "restart_circuit_open_seconds", "require_hard_limits")
+		"restart_failure_window_seconds", "restart_circuit_open_seconds", "require_hard_limits",
+		"dedicated", "shared")
 	p := WorkerPolicy{
 		MaxCPUs:                 s.real("max_cpus", 0),
 		MaxMemoryMB:             s.count("max_memory_mb", 0),
@@ -134,6 +191,17 @@ func decodePolicy(raw []byte) (WorkerPolicy, error) {
 		RestartFailureWindow:    s.real("restart_failure_window_seconds", 30),
 		RestartCircuitOpen:      s.real("restart_circuit_open_seconds", 60),
 		RequireHardLimits:       s.truth("require_hard_limits", false),
+	}
+	for _, o := range []struct {
+		name string
+		to   *WorkerOverrides
+	}{{"dedicated", &p.Dedicated}, {"shared", &p.Shared}} {
+		if s.has(o.name) {
+			var err error
+			if *o.to, err = decodeOverrides(s.fields[o.name]); err != nil {
+				return WorkerPolicy{}, err
+			}
+		}
 	}
 	if err := s.err(); err != nil {
 		return WorkerPolicy{}, err
@@ -162,4 +230,20 @@ func decodePolicy(raw []byte) (WorkerPolicy, error) {
 		return WorkerPolicy{}, err
 	}
 	return p, nil
+}
+
+func decodeOverrides(raw []byte) (o WorkerOverrides, err error) {
+	s := readStrict(raw, "PluginWorkerResourceOverrides", "max_cpus", "max_memory_mb", "max_pids", "max_open_files", "max_file_size_mb")
+	if s.has("max_cpus") {
+		o.MaxCPUs = s.real("max_cpus", 0)
+	}
+	for _, f := range []struct {
+		name string
+		to   *int
+	}{{"max_memory_mb", &o.MaxMemoryMB}, {"max_pids", &o.MaxPids}, {"max_open_files", &o.MaxOpenFiles}, {"max_file_size_mb", &o.MaxFileSizeMB}} {
+		if s.has(f.name) {
+			*f.to = s.count(f.name, 0)
+		}
+	}
+	return o, s.err()
 }

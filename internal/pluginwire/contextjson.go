@@ -45,7 +45,7 @@ func (s *strict) binding() (Context, error) {
 	c := Context{
 		InstanceUUID:        s.id("instance_uuid", true),
 		WorkspaceUUID:       s.id("workspace_uuid", true),
-		PlacementGeneration: s.number("placement_generation", strictInt, 0),
+		PlacementGeneration: s.number("placement_generation", strictInt, 1),
 		InstallationUUID:    s.id("installation_uuid", true),
 		RuntimeRevision:     s.number("runtime_revision", strictInt, 0),
 		ArtifactDigest:      s.id("artifact_digest", true),
