@@ -84,6 +84,7 @@ var Floors = []Floor{
 	{"links", []Room{
 		{"internal/host", false, "the host program and its client"},
 		{"internal/gateway", false, "what a run may reach"},
+		{"internal/worker", false, "plugin workers and installers: plain processes, or boxes"},
 		{"internal/relayclient", false, "the machine's side of coding-relay-v1: agents as jobs"},
 		{"internal/relay", false, "the hub of coding-relay-v1 and its fences"},
 		{"internal/metrics", false, "counters and histograms"},
