@@ -10,8 +10,9 @@ import (
 	"github.com/stockade-run/stockade/internal/errdefs"
 )
 
-// refusals are archives by rule; AS-03 to AS-08 and AS-10 are among them.
-func refusals(t testing.TB) map[string]struct {
+// refusals are archives by rule; AS-03 to AS-08 and AS-10 are among them. unit is
+// the limit of a file in the three that are as large as that.
+func refusals(t testing.TB, unit int) map[string]struct {
 	archive []byte
 	code    errdefs.Code
 	says    string
@@ -34,7 +35,7 @@ func refusals(t testing.TB) map[string]struct {
 		return m
 	}
 	zero := 0
-	big := strings.Repeat("x", 16<<20+1)
+	big := strings.Repeat("x", unit+1)
 	return map[string]want{
 		"not a zip":     {[]byte("no zip at all"), errdefs.Invalid, "not a valid zip"},
 		"empty":         {nil, errdefs.Invalid, "not a valid zip"},
@@ -137,7 +138,7 @@ func bombOf(n int) string {
 
 func TestArchiveRules(t *testing.T) {
 	t.Parallel()
-	for name, c := range refusals(t) {
+	for name, c := range refusals(t, 16<<20) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			for how, install := range map[string]func() error{

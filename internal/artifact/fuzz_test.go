@@ -10,8 +10,8 @@ import (
 // Whatever the bytes are: an install either refuses them and leaves nothing, or
 // publishes a tree within the limits that verifies; and nothing is written outside.
 func FuzzInstall(f *testing.F) {
-	for _, c := range refusals(f) {
-		if len(c.archive) < 8<<10 {
+	for _, c := range refusals(f, 64<<10) {
+		if len(c.archive) < 4<<10 {
 			f.Add(c.archive)
 		}
 	}

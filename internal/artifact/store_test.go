@@ -132,8 +132,8 @@ func TestDigest(t *testing.T) {
 // AS-09, AS-06: whatever fails leaves nothing, and the next attempt is as good as the first.
 func TestFailureLeavesNothing(t *testing.T) {
 	t.Parallel()
-	s := openStore(t, Config{})
-	for _, c := range refusals(t) {
+	s := openStore(t, Config{Limits: Limits{File: 64 << 10, Total: 200 << 10}})
+	for _, c := range refusals(t, 64<<10) {
 		if c.code != "" {
 			_, _ = s.Install(t.Context(), digestOf(c.archive), c.archive)
 		}

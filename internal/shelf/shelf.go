@@ -182,7 +182,7 @@ func (s *Shelf) remove(name string) error {
 	if err := s.step("aside"); err != nil {
 		return err
 	}
-	if err := syncDir(s.dir); err != nil {
+	if err := syncPath(s.dir); err != nil {
 		return Refusal(err, "its removal cannot be written to the disk")
 	}
 	if err := removeAll(aside); err != nil {
@@ -244,12 +244,13 @@ func flock(f *os.File, how int) error {
 	}
 }
 
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
+// syncPath is fsync(2) of a file or a directory.
+func syncPath(path string) error {
+	f, err := os.Open(path)
 	if err != nil {
 		return err
 	}
-	return errors.Join(d.Sync(), d.Close())
+	return errors.Join(f.Sync(), f.Close())
 }
 
 // removeAll removes a tree that may be read-only.
