@@ -7,7 +7,7 @@ VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 LDFLAGS := -s -w -X main.version=$(VERSION)
 export CGO_ENABLED = 0
 
-.PHONY: build demo test lint unit race setup setup-agents setup-sdk bench clean
+.PHONY: build demo test lint unit race setup setup-agents setup-sdk e2e-langbot bench clean
 
 # The binaries, static: the host program is also bind-mounted into boxes, whose
 # root file system may have no C library.
@@ -36,6 +36,16 @@ lint:
 	@test -z "$$(gofmt -l cmd client internal)" || { gofmt -l cmd client internal; echo 'not formatted: run gofmt -w on these'; exit 1; }
 	$(GO) vet ./...
 	$(GO) tool staticcheck ./...
+
+# The genuine LangBot, in the tested versions, against `stockade runtime`.
+e2e-langbot: build
+	@sh scripts/setup.sh sdk langbot
+	@for series in 4.10 4.11; do \
+		echo "LangBot $$series"; \
+		.cache/langbot/$$series/bin/python scripts/e2e_langbot.py --langbot $(CURDIR)/.cache/langbot/$$series/bin/langbot -- \
+			$(CURDIR)/bin/stockade runtime --python $(CURDIR)/.cache/sdk/0.7/bin/python \
+			--ws-control-port {control} --ws-debug-port {debug} || exit 1; \
+	done
 
 # The race detector needs cgo, and so a C compiler.
 race: build

@@ -1,9 +1,10 @@
 #!/bin/sh
 # Brings what boxes need and this machine lacks, and says so. With the argument
 # "agents" also Node and the vendor CLIs, into .cache/agents of the checkout; with
-# "sdk" also LangBot's Python SDK in its tested versions, into .cache/sdk. Several
-# arguments do several things. It installs Debian packages only when something is
-# missing, and only as root.
+# "sdk" also LangBot's Python SDK in its tested versions, into .cache/sdk; with
+# "langbot" also LangBot itself, into .cache/langbot. Several arguments do several
+# things. It installs Debian packages only when something is missing, and only as
+# root.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -20,12 +21,13 @@ want pgrep procps
 want spin spin # checks the model of the relay's fences
 python3 -c 'import ensurepip, venv' 2>/dev/null || need="$need python3 python3-venv" # the Python relay peers
 [ -e /etc/ssl/certs/ca-certificates.crt ] || need="$need ca-certificates"
-agents='' sdk=''
+agents='' sdk='' langbot=''
 for arg in "$@"; do
 	case "$arg" in
 	agents) agents=1 ;;
 	sdk) sdk=1 ;;
-	*) echo "setup: unknown argument $arg; there are agents and sdk" >&2; exit 2 ;;
+	langbot) langbot=1 ;;
+	*) echo "setup: unknown argument $arg; there are agents, sdk and langbot" >&2; exit 2 ;;
 	esac
 done
 if [ -n "$agents" ]; then
@@ -56,18 +58,20 @@ if [ -n "$agents" ] && { [ ! -e .cache/agents/.installed ] || ! cmp -s testdata/
 	touch .cache/agents/.installed
 fi
 
-# One environment for each tested version: they exclude one another.
-if [ -n "$sdk" ]; then
-	for lock in testdata/sdk/*.txt; do
+# One Python environment for each tested version: they exclude one another.
+environments() { # what, directory, size
+	for lock in testdata/"$2"/*.txt; do
 		series=$(basename "$lock" .txt)
-		env=.cache/sdk/$series
+		env=.cache/$2/$series
 		if [ -e "$env/.installed" ] && cmp -s "$lock" "$env/.installed"; then
 			continue
 		fi
-		echo "setup: installing LangBot's Python SDK $series into $env (about 125 MB)"
+		echo "setup: installing $1 $series into $env (about $3)"
 		rm -rf "$env"
 		python3 -m venv "$env"
 		"$env/bin/python" -m pip install --quiet --disable-pip-version-check --no-input -r "$lock"
 		cp "$lock" "$env/.installed"
 	done
-fi
+}
+if [ -n "$sdk" ]; then environments "LangBot's Python SDK" sdk '125 MB'; fi
+if [ -n "$langbot" ]; then environments LangBot langbot '1.3 GB'; fi

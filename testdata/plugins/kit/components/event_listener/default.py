@@ -16,5 +16,6 @@ class Listener(EventListener):
 
         @self.handler(events.PersonNormalMessageReceived)
         async def normal(context):
-            config = self.plugin.get_config()
-            context.event.user_message_alter = config.get("greeting", "hello")
+            alter = self.plugin.get_config().get("alter")
+            if alter:
+                context.event.user_message_alter = alter

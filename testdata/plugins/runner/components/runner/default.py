@@ -1,6 +1,7 @@
 """A runner that does what the first word of its input says."""
 
 import asyncio
+import json
 
 from langbot_plugin.api.definition.components.runner.runner import Runner
 from langbot_plugin.api.entities.builtin.provider.message import Message, MessageChunk
@@ -18,6 +19,11 @@ class DefaultRunner(Runner):
         if word == "stream":
             for n in range(int(rest)):
                 yield RunnerResult.message_delta(ctx.run_id, MessageChunk(role="assistant", content=str(n)))
+        if word == "resources":
+            text = ctx.resources.model_dump_json()
+        if word == "tool":
+            name, _, params = rest.partition(" ")
+            text = json.dumps(await self.get_run_api(ctx).call_tool(name, json.loads(params or "{}")))
         if word == "process":
             # A command in the run's box, over the runtime's process operations.
             from stockade_runner import open_process
