@@ -88,6 +88,7 @@ var Floors = []Floor{
 		{"internal/relayclient", false, "the machine's side of coding-relay-v1: agents as jobs"},
 		{"internal/relay", false, "the hub of coding-relay-v1 and its fences"},
 		{"internal/metrics", false, "counters and histograms"},
+		{"internal/transfer", false, "files pushed over connections of the plugin protocol"},
 	}},
 	{"drivers", []Room{
 		{"internal/driver/box", false, "the host program of this machine"},
@@ -99,10 +100,12 @@ var Floors = []Floor{
 		{"internal/dispatch", false, "owner of the use of the relay"},
 		{"internal/box", false, "owner of box records"},
 		{"internal/broker", false, "owner of runs, processes, fences"},
+		{"internal/pluginhost", false, "owner of plugin installations: supervisors, pools, what workers may ask"},
 	}},
 	{"edges", []Room{
 		{"internal/httpapi", false, "the public HTTP API"},
 		{"internal/config", false, "flags, environment and file"},
+		{"internal/plugincontrol", false, "LangBot's control connection: every action over the plugins that run"},
 		{"client", false, "the public Go client"},
 		{"client/relay", false, "the relay hub, for Go programs that embed it"},
 	}},
@@ -110,6 +113,8 @@ var Floors = []Floor{
 		{"internal/testmodel", false, "a scripted model server"},
 		{"internal/testagent", false, "a scripted ACP agent"},
 		{"internal/server", false, "stockade serve, put together"},
+		{"internal/pluginruntime", false, "stockade runtime, put together"},
+		{"internal/lbhost", false, "a LangBot that tests and the bench play"},
 		{"internal/serverproc", false, "stockade serve as a child, to kill and start again"},
 	}},
 	{"shows", []Room{
