@@ -6,8 +6,6 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
-	"strconv"
-	"strings"
 	"sync"
 	"syscall"
 
@@ -285,16 +283,9 @@ func unblockSignals() error {
 
 // blockedSignals returns the signal mask of the calling thread.
 func blockedSignals() (uint64, error) {
-	b, err := os.ReadFile("/proc/thread-self/status")
-	if err != nil {
-		return 0, err
-	}
-	for line := range strings.Lines(string(b)) {
-		if v, ok := strings.CutPrefix(line, "SigBlk:"); ok {
-			return strconv.ParseUint(strings.TrimSpace(v), 16, 64)
-		}
-	}
-	return 0, errors.New("no SigBlk in /proc/thread-self/status")
+	var set unix.Sigset_t
+	err := unix.PthreadSigmask(unix.SIG_BLOCK, nil, &set)
+	return set.Val[0], err
 }
 
 func isTerminal(fd int) bool {
