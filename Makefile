@@ -7,7 +7,7 @@ VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 LDFLAGS := -s -w -X main.version=$(VERSION)
 export CGO_ENABLED = 0
 
-.PHONY: build demo test lint unit race setup setup-agents setup-sdk e2e-langbot bench clean
+.PHONY: build demo test lint unit race setup setup-agents setup-runtimes setup-sdk e2e-langbot bench clean
 
 # The binaries, static: the host program is also bind-mounted into boxes, whose
 # root file system may have no C library.
@@ -21,6 +21,10 @@ setup:
 # Node and the vendor CLIs, on request.
 setup-agents:
 	@sh scripts/setup.sh agents
+
+# crun and runsc, on request: the runtimes that tests run over beside runc.
+setup-runtimes:
+	@sh scripts/setup.sh runtimes
 
 # LangBot's Python SDK in the tested versions, on request: what plugins are made with.
 setup-sdk:

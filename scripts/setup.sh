@@ -1,10 +1,12 @@
 #!/bin/sh
-# Brings what boxes need and this machine lacks, and says so. With the argument
-# "agents" also Node and the vendor CLIs, into .cache/agents of the checkout; with
-# "sdk" also LangBot's Python SDK in its tested versions, into .cache/sdk; with
-# "langbot" also LangBot itself, into .cache/langbot. Several arguments do several
-# things. It installs Debian packages only when something is missing, and only as
-# root.
+# Brings what boxes need and this machine lacks, and says so. Arguments bring more:
+#
+#   agents    Node and the vendor CLIs, into .cache/agents of the checkout
+#   runtimes  crun, and runsc into .cache/runsc: what tests run over beside runc
+#   sdk       LangBot's Python SDK in its tested versions, into .cache/sdk
+#   langbot   LangBot itself, into .cache/langbot
+#
+# It installs Debian packages only when something is missing, and only as root.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -21,19 +23,21 @@ want pgrep procps
 want spin spin # checks the model of the relay's fences
 python3 -c 'import ensurepip, venv' 2>/dev/null || need="$need python3 python3-venv" # the Python relay peers
 [ -e /etc/ssl/certs/ca-certificates.crt ] || need="$need ca-certificates"
-agents='' sdk='' langbot=''
+agents='' runtimes='' sdk='' langbot=''
 for arg in "$@"; do
 	case "$arg" in
 	agents) agents=1 ;;
+	runtimes) runtimes=1 ;;
 	sdk) sdk=1 ;;
 	langbot) langbot=1 ;;
-	*) echo "setup: unknown argument $arg; there are agents, sdk and langbot" >&2; exit 2 ;;
+	*) echo "setup: unknown argument $arg; there are agents, runtimes, sdk and langbot" >&2; exit 2 ;;
 	esac
 done
 if [ -n "$agents" ]; then
 	want node nodejs
 	want npm npm
 fi
+if [ -n "$runtimes" ]; then want crun crun; fi
 
 if [ -n "$need" ]; then
 	if [ "$(id -u)" != 0 ]; then
@@ -56,6 +60,16 @@ if [ -n "$agents" ] && { [ ! -e .cache/agents/.installed ] || ! cmp -s testdata/
 	# No package's script runs by itself; the one that is needed is run by name.
 	(cd .cache/agents && npm ci --ignore-scripts --no-audit --no-fund --loglevel=error && node node_modules/@anthropic-ai/claude-code/install.cjs)
 	touch .cache/agents/.installed
+fi
+
+# The version of Debian 12 is older than this project can use.
+if [ -n "$runtimes" ] && { [ ! -e .cache/runsc/runsc ] || ! cmp -s testdata/runsc/go.sum .cache/runsc/.built; }; then
+	echo 'setup: building runsc of testdata/runsc into .cache/runsc (about 2 minutes)'
+	mkdir -p .cache/runsc
+	version=$(sed -n 's/.*gvisor.dev\/gvisor v0\.0\.0-\([0-9]\{8\}\).*/\1.0/p' testdata/runsc/go.mod)
+	(cd testdata/runsc && CGO_ENABLED=0 go build -trimpath -ldflags "-s -w -X gvisor.dev/gvisor/runsc/version.version=$version" \
+		-o ../../.cache/runsc/runsc gvisor.dev/gvisor/runsc)
+	cp testdata/runsc/go.sum .cache/runsc/.built
 fi
 
 # One Python environment for each tested version: they exclude one another.
