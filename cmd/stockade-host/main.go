@@ -1,7 +1,7 @@
 // Command stockade-host is what goes onto a machine where processes run. It is
 // three programs in one: serve, the host program; shim, the keeper beside one
-// process; and init, PID 1 inside every container. Nobody needs to call shim or
-// init by hand.
+// process; and init, PID 1 inside every container. join becomes a runtime inside
+// a control group. Nobody needs to call shim, init or join by hand.
 package main
 
 import (
@@ -20,6 +20,7 @@ import (
 
 	"github.com/stockade-run/stockade/internal/errdefs"
 	"github.com/stockade-run/stockade/internal/host"
+	"github.com/stockade-run/stockade/internal/oci"
 	"github.com/stockade-run/stockade/internal/osproc"
 	"github.com/stockade-run/stockade/internal/shim"
 )
@@ -42,13 +43,15 @@ func run(args []string, stdout, stderr io.Writer) int {
 		usage(stderr)
 		return exitUsage
 	}
-	// shim and init come first and touch nothing of the rest: one of them stands
+	// init, shim and join come first and touch nothing of the rest: one of them stands
 	// beside, and one inside, every process.
 	switch args[0] {
 	case "init":
 		return shim.InitMain(args[1:])
 	case "shim":
 		return runShim(args[1:], stderr)
+	case oci.JoinCommand:
+		return oci.JoinMain(args[1:])
 	case osproc.KeeperCommand:
 		return osproc.KeeperMain()
 	case "serve":

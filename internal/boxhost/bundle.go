@@ -103,10 +103,14 @@ func (m *Manager) container(b *box, spec wire.ProcSpec) (oci.Container, error) {
 	if !m.mode.Has("pids") {
 		spec.Pids = 0
 	}
+	own := m.cfg.Runtime.Manner.OwnKernel
+	if own {
+		spec.Pids = oci.SandboxPids(spec.Pids, limits.Pids)
+	}
 	return oci.Container{
 		Proc: spec, Root: m.rootDir(b.id), Binds: binds, Init: m.cfg.InitPath, NetNS: m.NetNS(b.id),
 		UIDBase: b.rec.uidBase(), Cgroup: m.cfg.CgroupParent + "/" + b.id + "/" + spec.ID,
-		Files: m.files, TmpBytes: tmp, SwapLimit: m.swap, DeepRO: m.deepRO, Seccomp: m.seccomp,
+		Files: m.files, TmpBytes: tmp, SwapLimit: m.swap, DeepRO: m.deepRO, OwnKernel: own, Seccomp: m.seccomp,
 	}, nil
 }
 

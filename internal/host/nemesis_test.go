@@ -97,15 +97,18 @@ func TestNothingRunsTwice(t *testing.T) {
 // The runtime may outlive its shim in the middle of a start. What it would still
 // bring up must not run after the host has said that the tree is gone.
 func TestARuntimeThatOutlivesItsShimStartsNothing(t *testing.T) {
+	need.EachRuntime(t, aRuntimeThatOutlivesItsShimStartsNothing)
+}
+
+func aRuntimeThatOutlivesItsShimStartsNothing(t *testing.T, runtime string) {
 	t.Parallel()
 	ctx := context.Background()
-	h := hosttest.New(t)
-	runc := need.Runc(t)
+	h := hosttest.NewOver(t, runtime)
 	box := h.Box()
 	h.Kill()
 	dir := t.TempDir()
-	slow := filepath.Join(dir, "runc")
-	script := fmt.Sprintf("#!/bin/sh\ncase \" $* \" in *' run '*) touch %s/at; read x < %s/go;; esac\nexec %s \"$@\"\n", dir, dir, runc)
+	slow := filepath.Join(dir, "slow")
+	script := fmt.Sprintf("#!/bin/sh\ncase \" $* \" in *' run '*) touch %s/at; read x < %s/go;; esac\nexec %s \"$@\"\n", dir, dir, runtime)
 	if err := os.WriteFile(slow, []byte(script), 0o755); err != nil {
 		t.Fatal(err)
 	}

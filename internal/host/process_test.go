@@ -15,6 +15,7 @@ import (
 	"github.com/stockade-run/stockade/internal/host"
 	"github.com/stockade-run/stockade/internal/host/hosttest"
 	"github.com/stockade-run/stockade/internal/ident"
+	"github.com/stockade-run/stockade/internal/need"
 	"github.com/stockade-run/stockade/internal/wire"
 )
 
@@ -22,10 +23,12 @@ func exited(st wire.ProcState, code int) bool {
 	return st.Phase == wire.PhaseEnded && st.Exit != nil && st.Exit.Kind == api.ExitExited && *st.Exit.Code == code
 }
 
-func TestRunsAProcessToItsEnd(t *testing.T) {
+func TestRunsAProcessToItsEnd(t *testing.T) { need.EachRuntime(t, runsAProcessToItsEnd) }
+
+func runsAProcessToItsEnd(t *testing.T, runtime string) {
 	t.Parallel()
 	ctx := context.Background()
-	h := hosttest.New(t)
+	h := hosttest.NewOver(t, runtime)
 	spec := h.Run(hosttest.Sh(h.Box(), "echo out; echo err >&2; exit 7"))
 	stdout, stderr := h.Output(spec.ID)
 	if string(stdout) != "out\n" || string(stderr) != "err\n" {
@@ -147,10 +150,12 @@ func TestClosingAnUnknownIDForbidsItsStart(t *testing.T) {
 	}
 }
 
-func TestCloseEndsAWholeTree(t *testing.T) {
+func TestCloseEndsAWholeTree(t *testing.T) { need.EachRuntime(t, closeEndsAWholeTree) }
+
+func closeEndsAWholeTree(t *testing.T, runtime string) {
 	t.Parallel()
 	ctx := context.Background()
-	h := hosttest.New(t)
+	h := hosttest.NewOver(t, runtime)
 	box := h.Box()
 	spec := h.Run(hosttest.Sh(box, `trap "" TERM; (trap "" TERM; setsid sh -c 'trap "" TERM; while :; do sleep 1; done') & echo up; while :; do sleep 1; done`))
 	hosttest.Eventually(t, "it says that it is up", func() bool {
@@ -276,10 +281,12 @@ func TestInputByOffset(t *testing.T) {
 	}
 }
 
-func TestATerminalHasASize(t *testing.T) {
+func TestATerminalHasASize(t *testing.T) { need.EachRuntime(t, aTerminalHasASize) }
+
+func aTerminalHasASize(t *testing.T, runtime string) {
 	t.Parallel()
 	ctx := context.Background()
-	h := hosttest.New(t)
+	h := hosttest.NewOver(t, runtime)
 	spec := hosttest.Sh(h.Box(), `stty size; trap 'stty size; exit 0' WINCH; echo ready; while :; do sleep 0.1; done`)
 	spec.PTY = &api.Winsize{Rows: 7, Cols: 33}
 	spec.Stdin = true

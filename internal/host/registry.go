@@ -281,7 +281,7 @@ func (g *registry) prepare(ctx context.Context, spec wire.ProcSpec, dir string) 
 		return err
 	}
 	return writeKeep(dir, shim.Config{
-		Spec: spec, Runtime: g.runtime.Path, RuntimeRoot: g.rt, Container: launch.Container,
+		Spec: spec, Runtime: g.runtime.Path, Manner: g.runtime.Manner, RuntimeRoot: g.rt, Container: launch.Container,
 		Bundle: bundle, Cgroup: launch.Cgroup, CgroupRoot: g.cgroups, LeaseFile: g.lease,
 	})
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/stockade-run/stockade/internal/errdefs"
 	"github.com/stockade-run/stockade/internal/host"
 	"github.com/stockade-run/stockade/internal/host/hosttest"
+	"github.com/stockade-run/stockade/internal/need"
 	"github.com/stockade-run/stockade/internal/wire"
 )
 
@@ -143,9 +144,11 @@ func childrenOf(t *testing.T, pid int) []int {
 	return pids
 }
 
-func TestADeadShimIsSettled(t *testing.T) {
+func TestADeadShimIsSettled(t *testing.T) { need.EachRuntime(t, aDeadShimIsSettled) }
+
+func aDeadShimIsSettled(t *testing.T, runtime string) {
 	t.Parallel()
-	h := hosttest.New(t)
+	h := hosttest.NewOver(t, runtime)
 	box := h.Box()
 	script := `echo said; (setsid sleep 1000 &) ; sleep 1000`
 	for name, kill := range map[string]func(pid int){
@@ -323,9 +326,11 @@ func TestADamagedLogIsReported(t *testing.T) {
 	}
 }
 
-func TestAfterARebootNothingCanRun(t *testing.T) {
+func TestAfterARebootNothingCanRun(t *testing.T) { need.EachRuntime(t, afterARebootNothingCanRun) }
+
+func afterARebootNothingCanRun(t *testing.T, runtime string) {
 	t.Parallel()
-	h := hosttest.New(t)
+	h := hosttest.NewOver(t, runtime)
 	box := h.Box()
 	spec := h.Run(hosttest.Sh(box, "echo up; sleep 1000"))
 	h.Phase(spec.ID, wire.PhaseRunning)

@@ -15,6 +15,7 @@ import (
 	"github.com/stockade-run/stockade/internal/api"
 	"github.com/stockade-run/stockade/internal/cgroup"
 	"github.com/stockade-run/stockade/internal/errdefs"
+	"github.com/stockade-run/stockade/internal/oci"
 	"github.com/stockade-run/stockade/internal/shim"
 	"github.com/stockade-run/stockade/internal/wire"
 )
@@ -125,7 +126,7 @@ func (p *proc) killTree(ctx context.Context, keep shim.Config) string {
 	if err := group.Kill(ctx); err != nil {
 		return "its control group could not be killed: " + message(err)
 	}
-	if err := p.reg.runtime.Delete(ctx, keep.RuntimeRoot, keep.Container); err != nil {
+	if err := runtimeOf(keep).Delete(ctx, keep.RuntimeRoot, keep.Container); err != nil {
 		p.reg.log.Warn("the runtime did not delete a container", "proc", p.id, "error", err)
 	}
 	busy, err := group.Populated()
@@ -143,7 +144,7 @@ func (p *proc) sweep(ctx context.Context, keep shim.Config) {
 	if keep.Container == "" || keep.Cgroup == "" {
 		return
 	}
-	if err := p.reg.runtime.Delete(ctx, keep.RuntimeRoot, keep.Container); err != nil {
+	if err := runtimeOf(keep).Delete(ctx, keep.RuntimeRoot, keep.Container); err != nil {
 		p.reg.log.Warn("the runtime did not delete a container", "proc", p.id, "error", err)
 	}
 	if err := cgroup.New(keep.CgroupRoot, keep.Cgroup).Remove(ctx); err != nil {
@@ -151,9 +152,15 @@ func (p *proc) sweep(ctx context.Context, keep shim.Config) {
 	}
 }
 
-// killRuntimes ends every process that runs the runtime for this container: it
-// is the runtime by name, or a script of that name, and its arguments hold both
-// the runtime's root and the container's id, which nobody else's do.
+// runtimeOf is the runtime that started a process, which may be another than the
+// one that is used now.
+func runtimeOf(keep shim.Config) oci.Runtime {
+	return oci.Runtime{Path: keep.Runtime, Manner: keep.Manner}
+}
+
+// killRuntimes ends every process that runs the runtime for this container, or is
+// about to (oci.JoinMain): its command line names the runtime and holds both
+// the runtime's root and the container's id, which nobody else's does.
 func killRuntimes(keep shim.Config) error {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -206,14 +213,11 @@ func runs(pid int, keep shim.Config) bool {
 		return false
 	}
 	args := bytes.Split(bytes.TrimSuffix(b, []byte{0}), []byte{0})
-	name := filepath.Base(keep.Runtime)
-	if filepath.Base(string(args[0])) != name && (len(args) < 2 || filepath.Base(string(args[1])) != name) {
-		return false
-	}
-	var root, id bool
-	for _, a := range args[1:] {
+	var name, root, id bool
+	for _, a := range args {
+		name = name || filepath.Base(string(a)) == filepath.Base(keep.Runtime)
 		root = root || string(a) == keep.RuntimeRoot || string(a) == "--root="+keep.RuntimeRoot
 		id = id || string(a) == keep.Container
 	}
-	return root && id
+	return name && root && id
 }

@@ -45,6 +45,44 @@ func Runc(t testing.TB) string {
 	return Tool(t, "runc", "runc")
 }
 
+// runtimes are the OCI runtimes that everything with containers is tested with,
+// and what brings each.
+var runtimes = []struct{ name, fix string }{
+	{"runc", "apt-get install runc"}, {"crun", "sh scripts/setup.sh runtimes"}, {"runsc", "sh scripts/setup.sh runtimes"},
+}
+
+// EachRuntime runs a test over every OCI runtime, as a subtest of its name, with
+// the runtime's path: one of the PATH, or one that scripts/setup.sh built into
+// .cache/ of the checkout. Where one is missing its subtest skips or fails.
+func EachRuntime(t *testing.T, test func(t *testing.T, path string)) {
+	t.Helper()
+	for _, r := range runtimes {
+		t.Run(r.name, func(t *testing.T) {
+			Root(t)
+			path, err := exec.LookPath(r.name)
+			if err != nil {
+				path, err = exec.LookPath(cached(r.name, r.name))
+			}
+			if err != nil {
+				missing(t, "this test needs %s: %s", r.name, r.fix)
+			}
+			test(t, path)
+		})
+	}
+}
+
+// cached returns a path below .cache of the checkout that the test runs in.
+func cached(elem ...string) string {
+	dir, err := os.Getwd()
+	for err == nil && dir != "/" {
+		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+			break
+		}
+		dir = filepath.Dir(dir)
+	}
+	return filepath.Join(dir, ".cache", filepath.Join(elem...))
+}
+
 // Programs builds the programs into dir as they are shipped, static and without
 // the race detector, and returns nothing else: stockade, stockade-host and
 // testagent. A test calls it once and shares the directory among its subtests.

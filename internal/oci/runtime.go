@@ -25,9 +25,10 @@ const answerTime = 10 * time.Second
 
 // Runtime is an OCI runtime of this machine.
 type Runtime struct {
-	Name    string // "runc", "crun", "runsc"
+	Name    string // "runc", "crun", "runsc", or what its file is called
 	Path    string // absolute
 	Version string // such as "1.1.5"
+	Manner  Manner // by what it calls itself
 }
 
 // String returns name and version, such as "runc 1.1.5".
@@ -72,22 +73,22 @@ func probe(name string) (Runtime, error) {
 	if err != nil {
 		return Runtime{}, fmt.Errorf("does not answer: %w", err)
 	}
-	r := Runtime{Name: filepath.Base(name), Path: path, Version: parseVersion(string(out))}
-	if r.Version == "" {
+	kind, version := parseVersion(string(out))
+	if version == "" {
 		return Runtime{}, errors.New("does not say its version")
 	}
-	return r, nil
+	return Runtime{Name: filepath.Base(name), Path: path, Version: version, Manner: mannerOf(kind)}, nil
 }
 
 // parseVersion reads the first line: "runc version 1.1.5+ds1", "crun version
 // 1.8.1", "runsc version release-20240101.0".
-func parseVersion(out string) string {
+func parseVersion(out string) (kind, version string) {
 	line, _, _ := strings.Cut(out, "\n")
-	_, version, ok := strings.Cut(line, " version ")
-	if !ok || strings.TrimSpace(version) == "" {
-		return ""
+	kind, rest, ok := strings.Cut(line, " version ")
+	if words := strings.Fields(rest); ok && len(words) > 0 {
+		return strings.TrimSpace(kind), words[0]
 	}
-	return strings.Fields(version)[0]
+	return "", ""
 }
 
 // RecursiveReadOnly reports whether the runtime can make a bind mount read-only
@@ -133,7 +134,7 @@ func (r Runtime) Delete(ctx context.Context, root, id string) error {
 }
 
 func (r Runtime) client(root string) *runc.Runc {
-	return &runc.Runc{Command: r.Path, Root: root}
+	return &runc.Runc{Command: r.Path, Root: root, ExtraArgs: r.Manner.Flags}
 }
 
 func explain(err error, id string) error {

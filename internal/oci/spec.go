@@ -64,6 +64,7 @@ type Container struct {
 	Rlimits   []specs.POSIXRlimit // more limits, of each process
 	SwapLimit bool                // the kernel can limit memory and swap together
 	DeepRO    bool                // the runtime knows the mount option "rro"
+	OwnKernel bool                // see Manner.OwnKernel: Proc.Pids counts the processes of the sandbox
 	Seccomp   *specs.LinuxSeccomp
 }
 
@@ -124,6 +125,10 @@ func process(c Container) *specs.Process {
 		},
 	}
 	p.Rlimits = append(p.Rlimits, c.Rlimits...)
+	if c.OwnKernel && c.Proc.Pids > 0 {
+		n := uint64(c.Proc.Pids)
+		p.Rlimits = append(p.Rlimits, specs.POSIXRlimit{Type: "RLIMIT_NPROC", Hard: n, Soft: n})
+	}
 	if c.Proc.PTY != nil {
 		p.Terminal = true
 		p.ConsoleSize = &specs.Box{Height: uint(c.Proc.PTY.Rows), Width: uint(c.Proc.PTY.Cols)}
@@ -175,6 +180,9 @@ func resources(c Container) *specs.LinuxResources {
 		}
 	}
 	if n := c.Proc.Pids; n > 0 {
+		if c.OwnKernel {
+			n = hostTasks(n)
+		}
 		r.Pids = &specs.LinuxPids{Limit: &n}
 	}
 	return r

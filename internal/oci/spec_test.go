@@ -81,6 +81,49 @@ func TestSpec(t *testing.T) {
 	golden(t, "testdata/full.json", Spec(c))
 }
 
+// On a kernel of its own a process's limit is on what it may fork, and the
+// machine's leaves room for the sandbox.
+func TestOwnKernel(t *testing.T) {
+	t.Parallel()
+	c := plain()
+	c.OwnKernel, c.Proc.Pids = true, 40
+	s := Spec(c)
+	if l := s.Process.Rlimits[len(s.Process.Rlimits)-1]; l.Type != "RLIMIT_NPROC" || l.Soft != 40 || l.Hard != 40 || *s.Linux.Resources.Pids.Limit != 144 {
+		t.Errorf("%+v, %d", l, *s.Linux.Resources.Pids.Limit)
+	}
+	for _, l := range []struct{ asked, box, want int64 }{
+		{0, 0, 0}, {7, 0, 7}, {0, 1024, 480}, {7, 1024, 7}, {481, 1024, 480}, {0, 16, 1},
+	} {
+		if got := SandboxPids(l.asked, l.box); got != l.want {
+			t.Errorf("%d of a box's %d: %d, want %d", l.asked, l.box, got, l.want)
+		}
+	}
+}
+
+func TestCommands(t *testing.T) {
+	t.Parallel()
+	for kind, want := range map[string]string{
+		"runc":    "/bin/x --root /r run --preserve-fds 1 id",
+		"another": "/bin/x --root /r run --preserve-fds 1 id",
+		"crun":    "host join --hide  /g -- /bin/x --cgroup-manager=disabled --root /r run --preserve-fds 1 id",
+		"runsc":   "host join  /g -- /bin/x --ignore-cgroups --network=host --overlay2=none --gofer-network-namespace=new --root /r run --pass-fd 3:3 id",
+	} {
+		r := Runtime{Path: "/bin/x", Manner: mannerOf(kind)}
+		argv := append(r.Command("/r", "run"), r.Manner.PassReport...)
+		if got := strings.Join(r.Manner.InGroup("host", "", "/g", append(argv, "id")), " "); got != want {
+			t.Errorf("%s:\n%s\nwant\n%s", kind, got, want)
+		}
+	}
+	for _, args := range [][]string{nil, {"--hide"}, {"", "/g", "--"}, {"", "/g", "x", "y"}} {
+		if JoinMain(args) == 0 {
+			t.Errorf("%q", args)
+		}
+	}
+	if JoinMain([]string{"", "/no-such-group-" + strings.ToLower(t.Name()), "--", "/bin/true"}) == 0 {
+		t.Error("it joined a group that is not there")
+	}
+}
+
 // docs/seccomp.json is the filter that containers on amd64 get.
 func TestPublishedSeccomp(t *testing.T) {
 	t.Parallel()
@@ -256,8 +299,11 @@ func TestFindRuntime(t *testing.T) {
 
 func TestUnknownContainers(t *testing.T) {
 	t.Parallel()
-	need.Runc(t)
-	r, err := FindRuntime("runc")
+	need.EachRuntime(t, unknownContainers)
+}
+
+func unknownContainers(t *testing.T, runtime string) {
+	r, err := FindRuntime(runtime)
 	if err != nil {
 		t.Fatal(err)
 	}

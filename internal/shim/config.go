@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 
 	"github.com/stockade-run/stockade/internal/errdefs"
+	"github.com/stockade-run/stockade/internal/oci"
 	"github.com/stockade-run/stockade/internal/wire"
 )
 
@@ -25,6 +26,7 @@ const (
 type Config struct {
 	Spec         wire.ProcSpec `json:"spec"`
 	Runtime      string        `json:"runtime"`                 // absolute path of the OCI runtime
+	Manner       oci.Manner    `json:"manner"`                  // and how it differs from others
 	RuntimeRoot  string        `json:"runtime_root"`            // its --root
 	Container    string        `json:"container"`               // container id, unique below RuntimeRoot
 	Bundle       string        `json:"bundle"`                  // absolute path; its config.json starts InitMain

@@ -12,7 +12,9 @@ import (
 	"github.com/stockade-run/stockade/internal/errdefs"
 )
 
-func TestExitCodes(t *testing.T) {
+func TestExitCodes(t *testing.T) { each(t, exitCodes) }
+
+func exitCodes(t *over) {
 	t.Parallel()
 	for _, c := range []struct {
 		script string
@@ -30,7 +32,7 @@ func TestExitCodes(t *testing.T) {
 		{"kill -TERM $$", api.ExitSignalled, 0, "SIGTERM"},
 		{"kill -40 $$", api.ExitSignalled, 0, "SIG40"},
 	} {
-		t.Run(c.script, func(t *testing.T) {
+		t.Run(c.script, func(t *over) {
 			t.Parallel()
 			p := newProc(t, sh("echo out; echo err >&2; "+c.script)).start()
 			st := p.quiescent()
@@ -47,7 +49,9 @@ func TestExitCodes(t *testing.T) {
 }
 
 // A command that cannot be started ends as spawn_failed and says why.
-func TestSpawnFailures(t *testing.T) {
+func TestSpawnFailures(t *testing.T) { each(t, spawnFailures) }
+
+func spawnFailures(t *over) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		argv   []string
@@ -70,7 +74,7 @@ func TestSpawnFailures(t *testing.T) {
 		"runtime missing":  {sh("exit 0"), []option{with(func(c *Config) { c.Runtime = "/no/runtime" })}, "cannot be executed"},
 	} {
 		for _, mode := range []string{"pipes", "terminal"} {
-			t.Run(name+"/"+mode, func(t *testing.T) {
+			t.Run(name+"/"+mode, func(t *over) {
 				t.Parallel()
 				opts := c.opts
 				if mode == "terminal" {
@@ -107,14 +111,18 @@ func scratch(content string) option {
 }
 
 // An init that dies without a report proves nothing about the command.
-func TestUnexplainedEndIsUnknown(t *testing.T) {
+func TestUnexplainedEndIsUnknown(t *testing.T) { each(t, unexplainedEndIsUnknown) }
+
+func unexplainedEndIsUnknown(t *over) {
 	t.Parallel()
 	p := newProc(t, sh("exit 0"), bundle(func(s *specs.Spec) { s.Process.Args = []string{"/bin/sh", "-c", "exit 0"} })).start()
 	st := p.quiescent()
 	p.wantExit(st, api.ExitUnknown, 0, "")
 }
 
-func TestOutOfMemoryIsTold(t *testing.T) {
+func TestOutOfMemoryIsTold(t *testing.T) { each(t, outOfMemoryIsTold) }
+
+func outOfMemoryIsTold(t *over) {
 	t.Parallel()
 	p := newProc(t, []string{"tail", "/dev/zero"}, with(func(c *Config) { c.Spec.MemoryBytes = 192 << 20 })).start()
 	st := p.quiescent()
@@ -125,7 +133,9 @@ func TestOutOfMemoryIsTold(t *testing.T) {
 }
 
 // What may hold up an end does not: the init's exit takes everything along.
-func TestGrandchildrenEndWithTheCommand(t *testing.T) {
+func TestGrandchildrenEndWithTheCommand(t *testing.T) { each(t, grandchildrenEndWithTheCommand) }
+
+func grandchildrenEndWithTheCommand(t *over) {
 	t.Parallel()
 	for name, script := range map[string]string{
 		"holds the pipes":          `sleep 1000 & echo done; exit 3`,
@@ -134,7 +144,7 @@ func TestGrandchildrenEndWithTheCommand(t *testing.T) {
 		"orphan of an orphan":      `(setsid sh -c 'sleep 1000 & sleep 1000' &) ; echo done; exit 3`,
 		"exits after many orphans": `i=0; while [ $i -lt 50 ]; do (true &); i=$((i+1)); done; echo done; exit 3`,
 	} {
-		t.Run(name, func(t *testing.T) {
+		t.Run(name, func(t *over) {
 			t.Parallel()
 			p := newProc(t, sh(script)).start()
 			st := p.quiescent()

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -32,6 +33,8 @@ func TestMain(m *testing.M) {
 		switch os.Args[1] {
 		case "shim":
 			os.Exit(Main(os.Args[3]))
+		case oci.JoinCommand:
+			os.Exit(oci.JoinMain(os.Args[2:]))
 		case "init":
 			os.Exit(InitMain(os.Args[2:]))
 		case "start-and-die":
@@ -61,6 +64,33 @@ type proc struct {
 	last   func() // at the end of the clean-up
 }
 
+// over is a test over one runtime. What newProc makes for it uses that.
+type over struct {
+	*testing.T
+	runtime string
+}
+
+// Run runs a subtest over the same runtime.
+func (o *over) Run(name string, f func(t *over)) bool {
+	return o.T.Run(name, func(t *testing.T) { f(&over{t, o.runtime}) })
+}
+
+// each runs a test over every runtime there is.
+func each(t *testing.T, test func(t *over)) {
+	need.EachRuntime(t, func(t *testing.T, path string) { test(&over{t, path}) })
+}
+
+var manners sync.Map // of oci.Manner, by path: a runtime takes a moment to say what it is
+
+func manner(path string) oci.Manner {
+	if m, ok := manners.Load(path); ok {
+		return m.(oci.Manner)
+	}
+	rt, _ := oci.FindRuntime(path) // one that is no runtime has none
+	manners.Store(path, rt.Manner)
+	return rt.Manner
+}
+
 type option func(*Config, *specs.Spec)
 
 func sh(script string) []string { return []string{"/bin/sh", "-c", script} }
@@ -76,7 +106,12 @@ func newProc(t testing.TB, argv []string, opts ...option) *proc {
 // newProcExe is newProc with another host program than the test binary.
 func newProcExe(t testing.TB, exe string, argv []string, opts ...option) *proc {
 	t.Helper()
-	runtime := need.Runc(t)
+	runtime := ""
+	if o, ok := t.(*over); ok {
+		runtime = o.runtime
+	} else {
+		runtime = need.Runc(t)
+	}
 	// Below a directory that a user of the container may pass through.
 	base, err := os.MkdirTemp("", "shim")
 	check(t, err)
@@ -118,6 +153,8 @@ func newProcExe(t testing.TB, exe string, argv []string, opts ...option) *proc {
 	if c := p.cfg.Spec.Cwd; c != "" {
 		con.Cwd = c
 	}
+	p.cfg.Manner = manner(p.cfg.Runtime)
+	con.OwnKernel = p.cfg.Manner.OwnKernel
 	spec := oci.Spec(con)
 	for i := range spec.Linux.Namespaces {
 		if spec.Linux.Namespaces[i].Type == specs.NetworkNamespace {

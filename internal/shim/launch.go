@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/stockade-run/stockade/internal/api"
 	"github.com/stockade-run/stockade/internal/process"
 	"github.com/stockade-run/stockade/internal/wire"
 )
@@ -113,11 +114,17 @@ func (e *ends) open(spec wire.ProcSpec, uid, gid int) (err error) {
 	return nil
 }
 
-// childUser reads from a bundle which user of the machine the child will be.
-func childUser(bundle string) (uid, gid int, err error) {
-	b, err := os.ReadFile(filepath.Join(bundle, "config.json"))
+// bundled is what a keeper must know of a bundle.
+type bundled struct {
+	uid, gid int           // who the child will be on this machine
+	limits   api.BoxLimits // of its own control group
+}
+
+// readBundle reads it from a bundle.
+func readBundle(dir string) (bundled, error) {
+	b, err := os.ReadFile(filepath.Join(dir, "config.json"))
 	if err != nil {
-		return 0, 0, err
+		return bundled{}, err
 	}
 	type mapping struct {
 		ContainerID, HostID, Size int64
@@ -126,10 +133,13 @@ func childUser(bundle string) (uid, gid int, err error) {
 		Process struct {
 			User struct{ UID, GID int64 }
 		}
-		Linux struct{ UIDMappings, GIDMappings []mapping }
+		Linux struct {
+			UIDMappings, GIDMappings []mapping
+			Resources                struct{ Memory, Pids struct{ Limit int64 } }
+		}
 	}
 	if err := json.Unmarshal(b, &cfg); err != nil {
-		return 0, 0, fmt.Errorf("the bundle's config.json: %w", err)
+		return bundled{}, fmt.Errorf("the bundle's config.json: %w", err)
 	}
 	outside := func(ms []mapping, id int64) int {
 		for _, m := range ms {
@@ -139,7 +149,10 @@ func childUser(bundle string) (uid, gid int, err error) {
 		}
 		return int(id)
 	}
-	return outside(cfg.Linux.UIDMappings, cfg.Process.User.UID), outside(cfg.Linux.GIDMappings, cfg.Process.User.GID), nil
+	return bundled{
+		uid: outside(cfg.Linux.UIDMappings, cfg.Process.User.UID), gid: outside(cfg.Linux.GIDMappings, cfg.Process.User.GID),
+		limits: api.BoxLimits{MemoryBytes: cfg.Linux.Resources.Memory.Limit, Pids: cfg.Linux.Resources.Pids.Limit},
+	}, nil
 }
 
 // launch carries out process.LaunchContainer. It sends Started or RuntimeFailed,
@@ -184,11 +197,19 @@ func (l *launching) run() (<-chan syscall.WaitStatus, error) {
 		return nil, err
 	}
 	spec := l.cfg.Spec
-	uid, gid, err := childUser(l.cfg.Bundle)
+	bundle, err := readBundle(l.cfg.Bundle)
 	if err != nil {
 		return nil, err
 	}
-	if err := l.ends.open(spec, uid, gid); err != nil {
+	program, argv := l.cfg.Runtime, l.runArgs()
+	if l.cfg.Manner.Grouped {
+		if err := l.cgroup.Create(bundle.limits); err != nil {
+			return nil, err
+		}
+		// This very program, even where its file was replaced since.
+		program, argv = "/proc/self/exe", l.cfg.Manner.InGroup("stockade-host", l.cfg.CgroupRoot, l.cfg.Cgroup, argv)
+	}
+	if err := l.ends.open(spec, bundle.uid, bundle.gid); err != nil {
 		return nil, err
 	}
 	l.opened = true
@@ -218,7 +239,7 @@ func (l *launching) run() (<-chan syscall.WaitStatus, error) {
 	if spec.PTY != nil {
 		out = l.ends.errW
 	}
-	pid, runtimeEnd, err := l.reap.start(l.cfg.Runtime, l.runArgs(), &syscall.ProcAttr{
+	pid, runtimeEnd, err := l.reap.start(program, argv, &syscall.ProcAttr{
 		Dir: l.cfg.Bundle, Env: runtimeEnv(),
 		Files: []uintptr{uintptr(l.ends.inR), uintptr(out), uintptr(l.ends.errW), uintptr(l.ends.reportW)},
 		Sys:   &syscall.SysProcAttr{Setpgid: true},
@@ -244,9 +265,7 @@ func (l *launching) run() (<-chan syscall.WaitStatus, error) {
 		case l.terminal = <-master:
 			master = nil
 			if l.terminal < 0 {
-				_ = unix.Kill(-pid, unix.SIGKILL)
-				<-runtimeEnd
-				return nil, fmt.Errorf("the runtime sent no terminal: %w", l.runtimeError(0))
+				return nil, fmt.Errorf("the runtime sent no terminal: %w", l.runtimeError(lastWords(pid, runtimeEnd)))
 			}
 		case <-begun: // on a terminal only after it was received
 			begun = nil
@@ -258,6 +277,18 @@ func (l *launching) run() (<-chan syscall.WaitStatus, error) {
 			<-runtimeEnd
 			return nil, fmt.Errorf("the runtime did not start the container within %v: %w", startPatience, l.runtimeError(0))
 		}
+	}
+}
+
+// lastWords gives a runtime that has failed a moment to say why and end, and
+// then ends it.
+func lastWords(pid int, end <-chan syscall.WaitStatus) syscall.WaitStatus {
+	select {
+	case ws := <-end:
+		return ws
+	case <-time.After(failPatience):
+		_ = unix.Kill(-pid, unix.SIGKILL)
+		return <-end
 	}
 }
 

@@ -14,19 +14,24 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/stockade-run/stockade/internal/oci"
 	"github.com/stockade-run/stockade/internal/process"
 )
 
 // runArgs is the command line that starts the container: detached, so that the
 // runtime is gone afterwards and the init is inherited by the shim.
 func (k *keeper) runArgs() []string {
-	args := []string{k.cfg.Runtime, "--root", k.cfg.RuntimeRoot,
-		"--log", filepath.Join(k.dir, runtimeLog), "--log-format", "json",
-		"run", "--detach", "--pid-file", filepath.Join(k.dir, pidFile), "--preserve-fds", "1", "--bundle", k.cfg.Bundle}
+	args := k.runtime().Command(k.cfg.RuntimeRoot, "--log", filepath.Join(k.dir, runtimeLog), "--log-format", "json",
+		"run", "--detach", "--pid-file", filepath.Join(k.dir, pidFile), "--bundle", k.cfg.Bundle)
+	args = append(args, k.cfg.Manner.PassReport...)
 	if k.cfg.Spec.PTY != nil {
 		args = append(args, "--console-socket", consoleSocket)
 	}
 	return append(args, k.cfg.Container)
+}
+
+func (k *keeper) runtime() oci.Runtime {
+	return oci.Runtime{Path: k.cfg.Runtime, Manner: k.cfg.Manner}
 }
 
 // runtimeEnv is all the environment a runtime gets.
@@ -79,7 +84,7 @@ func lastError(path string) string {
 // there is no error.
 func (k *keeper) deleteContainer() {
 	_, end, err := k.reap.start(k.cfg.Runtime,
-		[]string{k.cfg.Runtime, "--root", k.cfg.RuntimeRoot, "delete", "--force", k.cfg.Container},
+		k.runtime().Command(k.cfg.RuntimeRoot, "delete", "--force", k.cfg.Container),
 		&syscall.ProcAttr{Dir: "/", Env: runtimeEnv(), Files: []uintptr{k.null, k.null, k.null}})
 	if err != nil {
 		k.log.Warn("delete the container", "error", err)

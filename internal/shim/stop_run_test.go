@@ -29,7 +29,9 @@ func (p *proc) close(grace time.Duration) wire.ProcState {
 	return p.quiescent()
 }
 
-func TestCloseAsksFirst(t *testing.T) {
+func TestCloseAsksFirst(t *testing.T) { each(t, closeAsksFirst) }
+
+func closeAsksFirst(t *over) {
 	t.Parallel()
 	p := newProc(t, sh(`trap 'echo bye; exit 9' TERM; echo ready; while :; do sleep 0.05; done`)).start()
 	p.says("ready")
@@ -39,7 +41,9 @@ func TestCloseAsksFirst(t *testing.T) {
 	}
 }
 
-func TestCloseKillsWhatDoesNotListen(t *testing.T) {
+func TestCloseKillsWhatDoesNotListen(t *testing.T) { each(t, closeKillsWhatDoesNotListen) }
+
+func closeKillsWhatDoesNotListen(t *over) {
 	t.Parallel()
 	for name, script := range map[string]string{
 		"child ignores TERM":            `trap "" TERM; echo ready; while :; do sleep 1000; done`,
@@ -48,7 +52,7 @@ func TestCloseKillsWhatDoesNotListen(t *testing.T) {
 		"stopped child":                 `echo ready; kill -STOP $$`,
 	} {
 		for _, grace := range []time.Duration{0, 100 * time.Millisecond} {
-			t.Run(fmt.Sprint(name, "/", grace), func(t *testing.T) {
+			t.Run(fmt.Sprint(name, "/", grace), func(t *over) {
 				t.Parallel()
 				p := newProc(t, sh(script)).start()
 				p.says("ready")
@@ -65,10 +69,12 @@ func TestCloseKillsWhatDoesNotListen(t *testing.T) {
 }
 
 // A close can come at any moment, also while the container starts.
-func TestCloseWhileStarting(t *testing.T) {
+func TestCloseWhileStarting(t *testing.T) { each(t, closeWhileStarting) }
+
+func closeWhileStarting(t *over) {
 	t.Parallel()
 	for i := range 6 {
-		t.Run(fmt.Sprint(i), func(t *testing.T) {
+		t.Run(fmt.Sprint(i), func(t *over) {
 			t.Parallel()
 			p := newProc(t, sh("sleep 1000")).start()
 			st := p.close(time.Duration(i%2) * patience)
@@ -82,7 +88,9 @@ func TestCloseWhileStarting(t *testing.T) {
 }
 
 // A terminal whose child ends by SIGTERM in the moment of its start.
-func TestCloseWhileStartingOnATerminal(t *testing.T) {
+func TestCloseWhileStartingOnATerminal(t *testing.T) { each(t, closeWhileStartingOnATerminal) }
+
+func closeWhileStartingOnATerminal(t *over) {
 	t.Parallel()
 	p := newProc(t, sh("sleep 1000"), with(terminal)).start()
 	st := p.close(patience)
@@ -122,7 +130,9 @@ func TestRepeatedClose(t *testing.T) {
 	wantCode(t, err, errdefs.Invalid)
 }
 
-func TestDeadline(t *testing.T) {
+func TestDeadline(t *testing.T) { each(t, deadlineTest) }
+
+func deadlineTest(t *over) {
 	t.Parallel()
 	p := newProc(t, sh(`trap 'exit 0' TERM; while :; do sleep 0.05; done`), deadline(300)).start()
 	p.wantExit(p.quiescent(), api.ExitDeadline, 0, "")
@@ -235,7 +245,9 @@ func TestSurvivesItsStarter(t *testing.T) {
 
 // When the shim itself dies, Find says so, the container is still there, and
 // the marker forbids another start.
-func TestShimKilled(t *testing.T) {
+func TestShimKilled(t *testing.T) { each(t, shimKilled) }
+
+func shimKilled(t *over) {
 	t.Parallel()
 	p := newProc(t, sh(`echo ready; sleep 1000`)).start()
 	p.says("ready")
@@ -277,7 +289,9 @@ func TestShimKilled(t *testing.T) {
 }
 
 // A shim that is told to end by the machine ends its process in order, and goes.
-func TestTermOfTheShim(t *testing.T) {
+func TestTermOfTheShim(t *testing.T) { each(t, termOfTheShim) }
+
+func termOfTheShim(t *over) {
 	t.Parallel()
 	p := newProc(t, sh(`trap 'exit 6' TERM; echo ready; while :; do sleep 0.05; done`)).start()
 	p.says("ready")
@@ -296,7 +310,9 @@ func TestTermOfTheShim(t *testing.T) {
 	}
 }
 
-func TestSignals(t *testing.T) {
+func TestSignals(t *testing.T) { each(t, signalsTest) }
+
+func signalsTest(t *over) {
 	t.Parallel()
 	p := newProc(t, sh(`trap 'echo usr1' USR1; trap 'echo int' INT; trap 'echo hup; exit 0' HUP; echo ready; while :; do sleep 0.02; done`)).start()
 	p.says("ready")
@@ -314,14 +330,18 @@ func TestSignals(t *testing.T) {
 }
 
 // A signal that comes before the command exists reaches it.
-func TestEarlySignal(t *testing.T) {
+func TestEarlySignal(t *testing.T) { each(t, earlySignal) }
+
+func earlySignal(t *over) {
 	t.Parallel()
 	p := newProc(t, sh(`sleep 1000`)).start()
 	check(t, p.client.Signal(p.ctx(), "SIGUSR2"))
 	p.wantExit(p.quiescent(), api.ExitSignalled, 0, "SIGUSR2")
 }
 
-func TestSuspendAndContinue(t *testing.T) {
+func TestSuspendAndContinue(t *testing.T) { each(t, suspendAndContinue) }
+
+func suspendAndContinue(t *over) {
 	t.Parallel()
 	p := newProc(t, sh(`trap 'echo cont; exit 0' CONT; echo ready; while :; do sleep 0.02; done`)).start()
 	p.says("ready")

@@ -110,21 +110,24 @@ func hostPID(dir string) int {
 
 func TestConformance(t *testing.T) {
 	t.Parallel()
-	drivertest.Run(t, func(t *testing.T) drivertest.Target {
-		cfg := config(t)
-		d := box.New(cfg)
-		t.Cleanup(func() { stop(t, d, cfg.Dir) })
-		return drivertest.Target{Driver: d, Kill: func() {
-			if pid := hostPID(cfg.Dir); pid > 0 {
-				_ = unix.Kill(pid, unix.SIGKILL)
-			}
-			for {
-				if held, err := host.Locked(cfg.Dir); err != nil || !held {
-					return
+	need.EachRuntime(t, func(t *testing.T, runtime string) {
+		drivertest.Run(t, func(t *testing.T) drivertest.Target {
+			cfg := config(t)
+			cfg.Args = append(cfg.Args, "--runtime", runtime)
+			d := box.New(cfg)
+			t.Cleanup(func() { stop(t, d, cfg.Dir) })
+			return drivertest.Target{Driver: d, Kill: func() {
+				if pid := hostPID(cfg.Dir); pid > 0 {
+					_ = unix.Kill(pid, unix.SIGKILL)
 				}
-				<-time.After(time.Millisecond)
-			}
-		}}
+				for {
+					if held, err := host.Locked(cfg.Dir); err != nil || !held {
+						return
+					}
+					<-time.After(time.Millisecond)
+				}
+			}}
+		})
 	})
 }
 

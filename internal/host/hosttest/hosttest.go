@@ -32,6 +32,7 @@ import (
 	"github.com/stockade-run/stockade/internal/host"
 	"github.com/stockade-run/stockade/internal/ident"
 	"github.com/stockade-run/stockade/internal/need"
+	"github.com/stockade-run/stockade/internal/oci"
 	"github.com/stockade-run/stockade/internal/shim"
 	"github.com/stockade-run/stockade/internal/wire"
 )
@@ -39,8 +40,8 @@ import (
 // Version is what a host program of a test says its version is.
 const Version = "test"
 
-// Main is the body of a TestMain: in a process that was started as serve, shim
-// or init it does that and never returns; otherwise it returns run's result,
+// Main is the body of a TestMain: in a process that was started as serve, shim,
+// init or join it does that and never returns; otherwise it returns run's result,
 // run being the tests (m.Run, or a leak checker around it).
 func Main(run func() int) int {
 	if len(os.Args) > 1 {
@@ -51,6 +52,8 @@ func Main(run func() int) int {
 			return shim.Main(os.Args[3])
 		case "init":
 			return shim.InitMain(os.Args[2:])
+		case oci.JoinCommand:
+			return oci.JoinMain(os.Args[2:])
 		}
 	}
 	return run()
@@ -105,13 +108,18 @@ type Host struct {
 // A test that needs a machine without runc or root skips.
 func New(t testing.TB) *Host {
 	t.Helper()
-	need.Runc(t)
+	return NewOver(t, need.Runc(t))
+}
+
+// NewOver is New with an OCI runtime, by name or path.
+func NewOver(t testing.TB, runtime string) *Host {
+	t.Helper()
 	exe, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
 	h := &Host{
-		Dir: filepath.Join(t.TempDir(), "host"), Exe: exe, Generation: 1, t: t, boxes: map[string]bool{},
+		Dir: filepath.Join(t.TempDir(), "host"), Exe: exe, Generation: 1, Runtime: runtime, t: t, boxes: map[string]bool{},
 		CgroupParent: fmt.Sprintf("/stockade-test-%d-%s", os.Getpid(), strings.ToLower(rand.Text()[:8])),
 	}
 	t.Cleanup(h.cleanup)
