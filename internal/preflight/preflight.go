@@ -40,6 +40,7 @@ func Run(ctx context.Context, cfg Config) []Check {
 	cs = append(cs, cgroups()...)
 	rt, check := ociRuntime(cfg.Runtime)
 	cs = append(cs, check, hostProgram(ctx, cfg.InitPath), container(ctx, cfg, rt))
+	cs = append(cs, otherRuntimes(ctx, cfg, rt)...)
 	cs = append(cs, limits()...)
 	cs = append(cs, stateDir(cfg.Dir)...)
 	cs = append(cs, tools(ctx, cfg.Tools)...)

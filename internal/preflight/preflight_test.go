@@ -2,17 +2,33 @@ package preflight
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"go.uber.org/goleak"
 
 	"github.com/stockade-run/stockade/internal/need"
+	"github.com/stockade-run/stockade/internal/oci"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// TestMain lets the test binary be the host program: PID 1 of a container, and
+// what starts a runtime inside a control group.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 5 && os.Args[1] == "init" { // init --cwd DIR -- COMMAND…
+		err := errors.Join(os.Chdir(os.Args[3]), syscall.Exec(os.Args[5], os.Args[5:], os.Environ()))
+		fmt.Println(err)
+		os.Exit(1)
+	}
+	if len(os.Args) > 1 && os.Args[1] == oci.JoinCommand {
+		os.Exit(oci.JoinMain(os.Args[2:]))
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // leftovers lists what probes could leave on the machine.
 func leftovers(t *testing.T) string {
@@ -78,9 +94,37 @@ func TestThisMachine(t *testing.T) {
 	}
 }
 
+func TestEveryRuntimeIsTried(t *testing.T) {
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	need.EachRuntime(t, func(t *testing.T, runtime string) {
+		name := filepath.Base(runtime)
+		for _, c := range Run(t.Context(), Config{InitPath: exe, Runtime: runtime}) {
+			if c.Name == "container start, end to end" && (!c.OK || strings.Contains(c.Found, "kernel of its own") != (name == "runsc")) {
+				t.Errorf("%+v", c)
+			}
+			if c.Name == "OCI runtime" && (!c.OK || !strings.HasPrefix(c.Found, name+" ")) {
+				t.Errorf("%+v", c)
+			}
+			if strings.HasPrefix(c.Name, "OCI runtime ") && (c.Needed || !c.OK || c.Name == "OCI runtime "+name) {
+				t.Errorf("another one: %+v", c)
+			}
+		}
+	})
+	if l := leftovers(t); l != "" {
+		t.Errorf("left:\n%s", l)
+	}
+}
+
 // Whatever is wrong, the check says so, says what helps, and leaves nothing.
 func TestWhatIsMissing(t *testing.T) {
 	need.Runc(t)
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
 	dir := t.TempDir()
 	fake := func(name, body string) string {
 		p := filepath.Join(dir, name)
@@ -99,7 +143,10 @@ func TestWhatIsMissing(t *testing.T) {
 		check      string
 		found, fix string
 	}{
-		"no runtime":       {Config{Runtime: "no-such-runtime"}, "OCI runtime", "not on the PATH", "apt-get install runc"},
+		"no runtime": {Config{Runtime: "no-such-runtime"}, "OCI runtime", "not on the PATH", "apt-get install runc"},
+		"no joiner":  {Config{Runtime: fake("joined", `echo crun version 1.0`)}, "container start, end to end", "stockade-host program, which is missing", "make build"},
+		"old runsc": {Config{InitPath: exe, Runtime: fake("old", `[ "$1" = --version ] && { echo runsc version 1.0; exit; }
+			echo "flag provided but not defined: $1" >&2; exit 2`)}, "container start, end to end", "not defined: --", "setup.sh runtimes"},
 		"no container":     {Config{Runtime: "no-such-runtime"}, "container start, end to end", "no OCI runtime", "apt-get install runc"},
 		"failing runtime":  {Config{Runtime: fake("failing", version+"\necho 'clone: no space left on device' >&2; exit 1")}, "container start, end to end", "no space left", "max_user_namespaces"},
 		"lying runtime":    {Config{Runtime: fake("lying", version+"\n[ \"$3\" = run ] && echo 'uid=0 caps=000001ffffffffff seccomp=0 nnp=0 root=rw workspace=rw'; exit 0")}, "container start, end to end", "not confined", "runc"},
