@@ -11,6 +11,12 @@
 //   - an installation never moves to another Workspace;
 //   - a watermark outlives the removal of its installation, so that a removed
 //     binding cannot come back. The number of watermarks is bounded.
+//
+// A runtime of a single Workspace also takes in bindings that were never applied:
+// those under which its host speaks of plugins of the older kind. They are
+// current, but leave no watermark. In the published SDK such a binding may be
+// older than the watermark of a removed installation, and lets an old revision be
+// applied again; here it may not.
 package desired
 
 import (
@@ -28,7 +34,7 @@ type Table struct {
 	single   bool
 	pin      pluginwire.Context            // the Workspace of a single-Workspace runtime, or zero
 	current  map[string]pluginwire.Context // by installation
-	marks    map[string]pluginwire.Context // by installation; holds every key of current
+	marks    map[string]pluginwire.Context // by installation; equal to current for what was applied
 }
 
 // New returns an empty table for a runtime of the instance that knows only
@@ -54,11 +60,13 @@ func NewSingle(instance string, maxInstallations int) *Table {
 // without changing anything. Errors: Invalid (not a full binding), Denied (other
 // instance), Conflict (stale, or another Workspace), Exhausted (fence capacity).
 func (t *Table) Candidate(b pluginwire.Context) error {
-	known, err := t.candidate(b)
-	if err != nil || known || len(t.marks) < t.max {
+	if err := t.candidate(b); err != nil {
 		return err
 	}
-	return t.full(1)
+	if _, marked := t.marks[b.InstallationUUID]; !marked && len(t.marks) >= t.max {
+		return t.full(1)
+	}
+	return nil
 }
 
 // Candidates is [Table.Candidate] of a whole desired state: it says whether all
@@ -69,8 +77,7 @@ func (t *Table) Candidates(bs []pluginwire.Context) error {
 	seen := make(map[string]bool, len(bs))
 	fresh := 0
 	for _, b := range bs {
-		known, err := t.candidate(b)
-		if err != nil {
+		if err := t.candidate(b); err != nil {
 			return err
 		}
 		if seen[b.InstallationUUID] {
@@ -78,7 +85,7 @@ func (t *Table) Candidates(bs []pluginwire.Context) error {
 				WithNext("name every installation_uuid once")
 		}
 		seen[b.InstallationUUID] = true
-		if !known {
+		if _, marked := t.marks[b.InstallationUUID]; !marked {
 			fresh++
 		}
 	}
@@ -88,29 +95,30 @@ func (t *Table) Candidates(bs []pluginwire.Context) error {
 	return nil
 }
 
-// candidate does all checks but that of capacity, and says whether the
-// installation has a watermark.
-func (t *Table) candidate(b pluginwire.Context) (known bool, err error) {
+// candidate does all checks but that of capacity.
+func (t *Table) candidate(b pluginwire.Context) error {
 	if err := t.shape(b); err != nil {
-		return false, err
+		return err
 	}
-	base, known := t.marks[b.InstallationUUID] // the current binding, where there is one, is its own watermark
+	base, known := t.current[b.InstallationUUID]
+	if known && b == base {
+		return nil
+	}
 	if !known {
-		return false, nil
+		base, known = t.marks[b.InstallationUUID]
 	}
-	cur, running := t.current[b.InstallationUUID]
 	switch {
-	case running && b == cur:
-		return true, nil
+	case !known:
+		return nil
 	case b.WorkspaceUUID != base.WorkspaceUUID:
-		return true, errdefs.New(errdefs.Conflict, "installation %s belongs to another Workspace; an installation cannot change its Workspace", b.InstallationUUID).
+		return errdefs.New(errdefs.Conflict, "installation %s cannot move to another Workspace", b.InstallationUUID).
 			WithNext("give an installation of another Workspace an installation_uuid of its own")
 	case !newer(b, base):
-		return true, errdefs.New(errdefs.Conflict, "the binding of installation %s is stale: generation %d revision %d is not newer than generation %d revision %d",
+		return errdefs.New(errdefs.Conflict, "the binding of installation %s is stale: generation %d revision %d is not newer than generation %d revision %d",
 			b.InstallationUUID, b.PlacementGeneration, b.RuntimeRevision, base.PlacementGeneration, base.RuntimeRevision).
 			WithNext("send the binding of the newest revision")
 	}
-	return true, nil
+	return nil
 }
 
 // newer orders bindings of one installation. The digest has no part in it: other
@@ -161,7 +169,7 @@ func (t *Table) Deactivate(b pluginwire.Context) error {
 		return err
 	}
 	if cur, ok := t.current[b.InstallationUUID]; !ok || cur != b {
-		return errdefs.New(errdefs.Conflict, "the binding of installation %s is stale: it is not the current one", b.InstallationUUID).
+		return errdefs.New(errdefs.Conflict, "the removal binding is stale: it is not the current one of installation %s", b.InstallationUUID).
 			WithNext("remove the installation by its current binding")
 	}
 	delete(t.current, b.InstallationUUID)
@@ -172,10 +180,10 @@ func (t *Table) Deactivate(b pluginwire.Context) error {
 // shape, Denied (generation, revision or artifact differ from the current ones),
 // NotFound (the installation is not in desired state).
 //
-// In a single-Workspace runtime a binding of an unknown installation becomes
-// current, and its Workspace and generation are pinned; errors are then those of
-// [Table.Pin] and [Table.Candidate]: a removed installation comes back only with
-// a newer binding.
+// In a single-Workspace runtime a binding of an installation without a current one
+// becomes current, though it leaves no watermark, and its Workspace and generation
+// are pinned. Errors are then those of [Table.Pin] and [Table.Candidate]: what was
+// applied and removed comes back only with a newer binding.
 func (t *Table) Authorise(b pluginwire.Context) error {
 	if err := t.shape(b); err != nil {
 		return err
@@ -185,20 +193,24 @@ func (t *Table) Authorise(b pluginwire.Context) error {
 	case ok && cur == b:
 		return nil
 	case ok:
-		return errdefs.New(errdefs.Denied, "generation, revision and artifact of installation %s cannot change by an action: the binding is not the current one", b.InstallationUUID).
+		return errdefs.New(errdefs.Denied, "the binding of installation %s is not the current one; an action cannot change generation, revision, or artifact", b.InstallationUUID).
 			WithNext("apply the new revision first")
 	case !t.single:
 		return errdefs.New(errdefs.NotFound, "installation %s is not in desired state", b.InstallationUUID).
 			WithNext("apply or reconcile it first")
 	}
-	if err := t.Candidate(b); err != nil {
+	if err := t.candidate(b); err != nil {
 		return err
+	}
+	if len(t.current) >= t.max {
+		return errdefs.New(errdefs.Exhausted, "the runtime's fence capacity is reached: %d of %d installations are current", len(t.current), t.max).
+			WithNext("raise max_installations").With("limit", "max_installations")
 	}
 	if err := t.Pin(b); err != nil {
 		return err
 	}
-	_, _, err := t.Activate(b)
-	return err
+	t.current[b.InstallationUUID] = b
+	return nil
 }
 
 // Pin fixes the Workspace and generation that a single-Workspace runtime serves,
@@ -216,7 +228,7 @@ func (t *Table) Pin(ws pluginwire.Context) error {
 		t.pin = ws
 		return nil
 	case ws != t.pin:
-		return errdefs.New(errdefs.Denied, "this runtime serves one Workspace at one generation, which cannot change").
+		return errdefs.New(errdefs.Denied, "this runtime serves one Workspace at one generation, and the context is of another Workspace or generation").
 			WithNext("restart the runtime to serve another Workspace or generation")
 	}
 	return nil
@@ -231,8 +243,13 @@ func (t *Table) Current(installation string) (pluginwire.Context, bool) {
 	return b, ok
 }
 
-// Active returns all current bindings by installation: a copy.
-func (t *Table) Active() map[string]pluginwire.Context { return maps.Clone(t.current) }
+// Applied returns the current bindings that were activated, by installation: a
+// copy. What a single-Workspace runtime only took in is not among them.
+func (t *Table) Applied() map[string]pluginwire.Context {
+	applied := maps.Clone(t.current)
+	maps.DeleteFunc(applied, func(id string, b pluginwire.Context) bool { return t.marks[id] != b })
+	return applied
+}
 
 // Watermarks returns the last binding of every installation that is remembered:
 // a copy, for [Table.Collect].

@@ -35,7 +35,7 @@ func TestShapes(t *testing.T) {
 				}
 			}
 		}
-		if len(tab.Watermarks())+len(tab.Active()) != 0 {
+		if len(tab.Watermarks())+len(tab.Applied()) != 0 {
 			t.Errorf("refused bindings are remembered")
 		}
 	}
@@ -78,6 +78,44 @@ func TestMaxInstallations(t *testing.T) {
 		t.Fatalf("an empty reconcile forgot %d", n)
 	}
 	activate(t, tab, y)
+}
+
+// TestTakenIn: what a single-Workspace runtime took in without an apply is current,
+// can be replaced and removed, and leaves nothing.
+func TestTakenIn(t *testing.T) {
+	t.Parallel()
+	tab := NewSingle("i", 2)
+	x1, x2, x3 := bind("x", "w", 1, 1, digestA), bind("x", "w", 1, 2, digestA), bind("x", "w", 1, 3, digestA)
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(tab.Authorise(x1))
+	if len(tab.Applied())+len(tab.Watermarks()) != 0 {
+		t.Error("taken in as if applied")
+	}
+	if err := tab.Authorise(x2); !errdefs.Is(err, errdefs.Denied) {
+		t.Errorf("an action changed the revision: %v", err)
+	}
+	must(tab.Deactivate(x1))
+	must(tab.Authorise(x1))
+	activate(t, tab, x2) // now it is applied
+	if len(tab.Applied()) != 1 || len(tab.Watermarks()) != 1 {
+		t.Error("not applied")
+	}
+	must(tab.Deactivate(x2))
+	for _, b := range []pluginwire.Context{x1, x2} {
+		if err := tab.Authorise(b); !errdefs.Is(err, errdefs.Conflict) {
+			t.Errorf("%v came back: %v", b, err)
+		}
+	}
+	must(tab.Authorise(x3))
+	must(tab.Authorise(bind("y", "w", 1, 1, digestA)))
+	if err := tab.Authorise(bind("z", "w", 1, 1, digestA)); !errdefs.Is(err, errdefs.Exhausted) {
+		t.Errorf("beyond the capacity: %v", err)
+	}
 }
 
 // TestCollectKeepsWhatHappenedMeanwhile: an apply between the snapshot and the
@@ -194,7 +232,7 @@ func TestOneLives(t *testing.T) {
 				}
 			},
 			"": func(t *rapid.T) {
-				active := tab.Active()
+				active := tab.Applied()
 				if len(active) != len(live) {
 					t.Fatalf("%v live, %v current", live, active)
 				}

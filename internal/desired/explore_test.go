@@ -55,25 +55,28 @@ func code(t *Table) state {
 	return state{t.pin, t.current["x"], t.current["y"], t.marks["x"], t.marks["y"]}
 }
 
-// allowed is the candidate rule a second time.
-func allowed(t *Table, b pluginwire.Context) errdefs.Code {
-	cur, running := t.current[b.InstallationUUID]
-	if running && cur == b {
+// ordered is the candidate rule a second time, but for the capacity.
+func ordered(t *Table, b pluginwire.Context) errdefs.Code {
+	base, ok := t.current[b.InstallationUUID]
+	if ok && base == b {
 		return ""
 	}
-	mark, seen := t.marks[b.InstallationUUID]
-	if !seen {
-		if len(t.marks) == t.max {
-			return errdefs.Exhausted
-		}
-		return ""
+	if !ok {
+		base, ok = t.marks[b.InstallationUUID]
 	}
-	higher := b.PlacementGeneration > mark.PlacementGeneration ||
-		b.PlacementGeneration == mark.PlacementGeneration && b.RuntimeRevision > mark.RuntimeRevision
-	if b.WorkspaceUUID != mark.WorkspaceUUID || !higher {
+	higher := b.PlacementGeneration > base.PlacementGeneration ||
+		b.PlacementGeneration == base.PlacementGeneration && b.RuntimeRevision > base.RuntimeRevision
+	if ok && (b.WorkspaceUUID != base.WorkspaceUUID || !higher) {
 		return errdefs.Conflict
 	}
 	return ""
+}
+
+func allowed(t *Table, b pluginwire.Context) errdefs.Code {
+	if _, marked := t.marks[b.InstallationUUID]; ordered(t, b) == "" && !marked && len(t.marks) == t.max {
+		return errdefs.Exhausted
+	}
+	return ordered(t, b)
 }
 
 func TestEveryTable(t *testing.T) {
@@ -110,7 +113,7 @@ func TestEveryTable(t *testing.T) {
 					visit(checkDeactivate(t, s, b))
 					visit(checkAuthorise(t, s, b))
 				}
-				for _, next := range checkCollect(t, s, all) {
+				for _, next := range checkCollect(t, s) {
 					visit(next)
 				}
 				if t.Failed() {
@@ -129,12 +132,20 @@ func TestEveryTable(t *testing.T) {
 func invariants(t *testing.T, what string, s, next *Table) {
 	t.Helper()
 	for id, b := range next.current {
-		if next.marks[id] != b {
-			t.Errorf("%s: %s is current and its watermark is another", what, id)
+		mark, marked := next.marks[id]
+		switch {
+		case mark == b:
+		case !next.single:
+			t.Errorf("%s: %s is current and was not activated", what, id)
+		case marked && (!newer(b, mark) || b.WorkspaceUUID != mark.WorkspaceUUID):
+			t.Errorf("%s: %v is current after %v", what, b, mark)
+		}
+		if was, ok := s.current[id]; ok && b != was && (!newer(b, was) || b.WorkspaceUUID != was.WorkspaceUUID) {
+			t.Errorf("%s: the current binding went from %v to %v", what, was, b)
 		}
 	}
-	if len(next.marks) > next.max {
-		t.Errorf("%s: %d watermarks of %d", what, len(next.marks), next.max)
+	if len(next.marks) > next.max || len(next.current) > 2*next.max {
+		t.Errorf("%s: %d watermarks and %d current of %d", what, len(next.marks), len(next.current), next.max)
 	}
 	for id, was := range s.marks {
 		is, ok := next.marks[id]
@@ -164,8 +175,8 @@ func checkActivate(t *testing.T, s *Table, b pluginwire.Context) *Table {
 			t.Errorf("activate %v was refused and changed the table", b)
 		}
 		if text := map[errdefs.Code]string{errdefs.Exhausted: "fence capacity", errdefs.Conflict: "stale"}[want]; !strings.Contains(err.Error(), text) &&
-			!strings.Contains(err.Error(), "cannot change its Workspace") {
-			t.Errorf("activate %v: %q says neither %q nor that the Workspace cannot change", b, err, text)
+			!strings.Contains(err.Error(), "cannot move to another Workspace") {
+			t.Errorf("activate %v: %q says neither %q nor that it cannot move", b, err, text)
 		}
 	case had != running || prev != cur || next.current[b.InstallationUUID] != b:
 		t.Errorf("activate %v returned %v, %v", b, prev, had)
@@ -202,8 +213,10 @@ func checkAuthorise(t *testing.T, s *Table, b pluginwire.Context) *Table {
 		want = errdefs.Denied
 	case !s.single:
 		want = errdefs.NotFound
-	case allowed(s, b) != "":
-		want = allowed(s, b)
+	case ordered(s, b) != "":
+		want = ordered(s, b)
+	case len(s.current) >= s.max:
+		want = errdefs.Exhausted
 	case !s.pin.IsZero() && s.pin != b.Workspace():
 		want = errdefs.Denied
 	}
@@ -213,10 +226,10 @@ func checkAuthorise(t *testing.T, s *Table, b pluginwire.Context) *Table {
 	if err != nil && !equal(s, next) {
 		t.Errorf("authorise %v was refused and changed the table", b)
 	}
-	if err == nil && next.current[b.InstallationUUID] != b {
-		t.Errorf("authorise %v was accepted and is not current", b)
+	if err == nil && (next.current[b.InstallationUUID] != b || !maps.Equal(next.marks, s.marks)) {
+		t.Errorf("authorise %v was accepted and is not current, or left a watermark", b)
 	}
-	if running && want == errdefs.Denied && !strings.Contains(err.Error(), "cannot change") {
+	if running && want == errdefs.Denied && !strings.Contains(err.Error(), "cannot change generation, revision, or artifact") {
 		t.Errorf("authorise %v: %v", b, err)
 	}
 	invariants(t, "authorise", s, next)
@@ -225,13 +238,15 @@ func checkAuthorise(t *testing.T, s *Table, b pluginwire.Context) *Table {
 
 // checkCollect collects with every set to keep and every snapshot that differs
 // from the truth in one installation.
-func checkCollect(t *testing.T, s *Table, all []pluginwire.Context) (nexts []*Table) {
+func checkCollect(t *testing.T, s *Table) (nexts []*Table) {
 	t.Helper()
 	snapshots := []map[string]pluginwire.Context{s.Watermarks(), {}}
-	for _, b := range all {
-		other := s.Watermarks()
-		other[b.InstallationUUID] = b
-		snapshots = append(snapshots, other)
+	for _, id := range []string{"x", "y"} {
+		for _, b := range []pluginwire.Context{bind(id, "w", 1, 1, digestA), bind(id, "w", 1, 2, digestA)} { // one at least is not the truth
+			other := s.Watermarks()
+			other[id] = b
+			snapshots = append(snapshots, other)
+		}
 	}
 	for _, keep := range []map[string]bool{nil, {"x": true}, {"y": true}, {"x": true, "y": true}} {
 		for _, snap := range snapshots {

@@ -150,7 +150,7 @@ func (h *Holder) reserve(key string) error {
 		return errCapability()
 	}
 	if len(h.coming)+len(h.got) >= MaxHeld {
-		return errdefs.New(errdefs.Exhausted, "the connection holds %d transferred files, which is the most", MaxHeld).
+		return errdefs.New(errdefs.Exhausted, "Active file transfer capacity reached: the connection holds %d files", MaxHeld).
 			WithNext("read and delete received files first").With("limit", "files of a connection")
 	}
 	s.busy[key] = h

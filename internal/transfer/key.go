@@ -119,7 +119,9 @@ func mayRead(owner, as pluginwire.Context) bool {
 // Errors of a state that is not what it must be. They say no more to a peer: a key
 // is a capability, and another's must look like none.
 func errCapability() error {
-	return errdefs.New(errdefs.Invalid, "invalid file transfer capability")
+	return errdefs.New(errdefs.Invalid, "Invalid file transfer capability")
 }
 
-func errNotFound() error { return errdefs.New(errdefs.NotFound, "file transfer not found") }
+func errNotFound() error {
+	return pluginwire.WithClass("FileNotFoundError", errdefs.New(errdefs.NotFound, "no such transferred file"))
+}

@@ -173,7 +173,7 @@ func TestChunksComeInOrder(t *testing.T) {
 	}
 	refused := func(what string, err error) {
 		t.Helper()
-		if !errdefs.Is(err, errdefs.Invalid) || !strings.Contains(err.Error(), "invalid file transfer capability") {
+		if !errdefs.Is(err, errdefs.Invalid) || !strings.Contains(err.Error(), "Invalid file transfer capability") {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
