@@ -125,10 +125,15 @@ func (s *Store) key(artifactDigest string, requirements []byte) ready {
 		"installer_schema": installerSchema, "python_cache_tag": i.CacheTag, "python_implementation": i.Implementation,
 		"python_version": i.Version, "runtime_profile": s.cfg.Profile, "sdk_version": sdk,
 	}))
-	r.Digest = hash(compact(map[string]any{
+	r.Digest = r.digest()
+	return r
+}
+
+// digest is the key over the other parts.
+func (r ready) digest() string {
+	return hash(compact(map[string]any{
 		"artifact_digest": r.Artifact, "requirements_digest": r.Requirements, "runtime_fingerprint": r.Runtime, "schema_version": r.Schema,
 	}))
-	return r
 }
 
 func hash(b []byte) string {
@@ -189,7 +194,7 @@ func (s *Store) mark(digest string) (r ready, problem string) {
 	}
 	dec := json.NewDecoder(bytes.NewReader(b))
 	dec.DisallowUnknownFields()
-	if err := dec.Decode(&r); err != nil || r.Digest != digest {
+	if err := dec.Decode(&r); err != nil || r.Digest != digest || r.digest() != digest {
 		return r, "its mark is damaged"
 	}
 	return r, ""
