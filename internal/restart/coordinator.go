@@ -172,11 +172,10 @@ func (c *Coordinator) Fail(l Launch, now time.Time) {
 	if n := len(k.failures) - c.policy.Threshold; n > 0 {
 		k.failures = slices.Delete(k.failures, 0, n) // one more says nothing that the threshold does not
 	}
-	wasProbe := l.Probe && k.probe == l.ID
-	if wasProbe {
-		k.probe = 0
+	if l.Probe && k.probe == l.ID {
+		k.probe = 0 // and the circuit, which is half-open, opens again
 	}
-	if !wasProbe && !k.open && len(k.failures) < c.policy.Threshold {
+	if !k.open && len(k.failures) < c.policy.Threshold {
 		return
 	}
 	// A failed probe opens its circuit again: that is a transition from half-open.

@@ -260,11 +260,11 @@ func (s *Store) find(key string, as pluginwire.Context) (found, error) {
 	if err != nil {
 		return found{}, missing(err)
 	}
-	if isMinted(key) {
-		f.space = space(rec.Owner)
-	}
-	if !mayRead(rec.Owner, as) || !isMinted(key) && rec.Owner != as {
+	if !mayRead(rec.Owner, as) {
 		return found{}, errNotFound()
+	}
+	if isMinted(key) { // else the record was already looked for in as's own space
+		f.space = space(rec.Owner)
 	}
 	f.payload = inode{dev: rec.Dev, ino: rec.Ino}
 	return f, nil
