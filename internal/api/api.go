@@ -335,6 +335,17 @@ type Box struct {
 	Reused     bool      `json:"reused,omitempty" doc:"In the answer to acquire: it was there before."`
 }
 
+// Installation names an installed plugin by the six fields of its binding. It is a
+// plain value.
+type Installation struct {
+	InstanceUUID        string `json:"instance_uuid" maxLength:"128"`
+	WorkspaceUUID       string `json:"workspace_uuid" maxLength:"128"`
+	PlacementGeneration int64  `json:"placement_generation" minimum:"1"`
+	InstallationUUID    string `json:"installation_uuid" maxLength:"128"`
+	RuntimeRevision     int64  `json:"runtime_revision" minimum:"1"`
+	ArtifactDigest      string `json:"artifact_digest" pattern:"^[0-9a-f]{64}$"`
+}
+
 // RunRequest begins a run in a box.
 type RunRequest struct {
 	Box       string   `json:"box"`
@@ -342,6 +353,9 @@ type RunRequest struct {
 	Models    []string `json:"models,omitempty" doc:"Model providers the run may reach through the gateway. Such a run has the box to itself."`
 	// AutoFinish is for callers who go away, such as a detached command line.
 	AutoFinish bool `json:"auto_finish,omitempty" doc:"Finish by itself, within seconds, once it has had a process and none of its processes lives."`
+	// Installation is told by a Plugin Runtime, whose workspace key is trusted to
+	// say which of its plugins it acts for.
+	Installation *Installation `json:"installation,omitempty" doc:"The installed plugin on whose behalf the run is active; recorded with it."`
 }
 
 // RunState is the state of a run.
@@ -365,6 +379,8 @@ type Run struct {
 	FinishedAt *time.Time   `json:"finished_at,omitempty"`
 	Models     []ModelRoute `json:"models,omitempty"`
 	AutoFinish bool         `json:"auto_finish,omitempty"`
+	// Installation is the plugin that the run was begun for; nil for any other run.
+	Installation *Installation `json:"installation,omitempty"`
 	Processes  int          `json:"processes" doc:"Live processes of it."`
 }
 

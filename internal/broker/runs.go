@@ -88,7 +88,7 @@ func (b *Broker) createRun(ctx context.Context, p authz.Principal, req api.RunRe
 	token, hash := secret.NewKey(id)
 	run := store.Run{
 		ID: id, Workspace: box.Workspace, Box: box.ID, Target: box.Target, State: api.RunActive, TokenHash: hash,
-		Exclusive: len(req.Models) > 0, AutoFinish: req.AutoFinish, Created: at, Expires: at.Add(ttl).Truncate(time.Microsecond),
+		Exclusive: len(req.Models) > 0, AutoFinish: req.AutoFinish, Installation: req.Installation, Created: at, Expires: at.Add(ttl).Truncate(time.Microsecond),
 	}
 	port := firstPort + rand.IntN(lastPort-firstPort)
 	for _, m := range req.Models {
@@ -115,12 +115,23 @@ func (b *Broker) createRun(ctx context.Context, p authz.Principal, req api.RunRe
 			return out, again, err
 		}
 	}
-	if err := b.cfg.Store.AppendAudit(ctx, b.audit(p, run.Workspace, string(authz.RunCreate), run.ID, map[string]string{"box": run.Box})); err != nil {
+	if err := b.cfg.Store.AppendAudit(ctx, b.audit(p, run.Workspace, string(authz.RunCreate), run.ID, runDetail(run))); err != nil {
 		b.abandon(ctx, run)
 		return out, false, err
 	}
 	shown, err := b.run(ctx, run)
 	return api.RunCreated{Run: shown, Token: token}, false, err
+}
+
+// runDetail is what the audit record says of a run.
+func runDetail(r store.Run) map[string]string {
+	detail := map[string]string{"box": r.Box}
+	if i := r.Installation; i != nil {
+		detail["installation"] = i.InstallationUUID
+		detail["installation_workspace"] = i.WorkspaceUUID
+		detail["artifact_digest"] = i.ArtifactDigest
+	}
+	return detail
 }
 
 // abandon takes back a run whose token nobody has seen. What fails here is
@@ -180,7 +191,7 @@ func (b *Broker) Runs(ctx context.Context, p authz.Principal, page store.Page) (
 }
 
 func (b *Broker) run(ctx context.Context, r store.Run) (api.Run, error) {
-	out := api.Run{ID: r.ID, Workspace: r.Workspace, Box: r.Box, State: r.State, AutoFinish: r.AutoFinish, CreatedAt: r.Created, ExpiresAt: r.Expires, FinishedAt: r.Finished}
+	out := api.Run{ID: r.ID, Workspace: r.Workspace, Box: r.Box, State: r.State, AutoFinish: r.AutoFinish, Installation: r.Installation, CreatedAt: r.Created, ExpiresAt: r.Expires, FinishedAt: r.Finished}
 	routes := b.routesOf(r.ID)
 	for _, m := range r.Models {
 		route := api.ModelRoute{Provider: m.Provider, Env: map[string]string{}, Requests: m.Requests, BytesUp: m.BytesUp, BytesDown: m.BytesDown}

@@ -102,6 +102,8 @@ type Run struct {
 	TokenHash  [32]byte // SHA-256 of the run token
 	Exclusive  bool     // no other active run may be bound to the box
 	AutoFinish bool     // finishes once it had a process and none lives
+	// Installation is the plugin that the run acts for; nil for any other run.
+	Installation *api.Installation
 	Models     []ModelGrant
 	Created    time.Time
 	Expires    time.Time

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"strings"
 	"time"
 
 	"github.com/stockade-run/stockade/internal/api"
@@ -170,6 +171,21 @@ func (r Run) Validate() error {
 	if r.TokenHash == ([32]byte{}) {
 		c.fail("it has no token hash")
 	}
+	if i := r.Installation; i != nil {
+		for _, id := range []struct{ name, text string }{
+			{"instance_uuid", i.InstanceUUID}, {"workspace_uuid", i.WorkspaceUUID}, {"installation_uuid", i.InstallationUUID},
+		} {
+			if id.text == "" || len(id.text) > maxForeignID || !printable(id.text) {
+				c.fail("the installation's %s is empty, longer than %d bytes, or has characters that cannot be printed", id.name, maxForeignID)
+			}
+		}
+		if i.PlacementGeneration < 1 || i.RuntimeRevision < 1 {
+			c.fail("the installation's generation and revision are 1 or more")
+		}
+		if !isDigest(i.ArtifactDigest) {
+			c.fail("the installation's artifact_digest is not 64 lower-case hexadecimal digits")
+		}
+	}
 	if len(r.Models) > MaxItems {
 		c.fail("it has %d model grants, the limit is %d", len(r.Models), MaxItems)
 	}
@@ -338,4 +354,20 @@ func (p Page) Validate() error {
 		return errdefs.New(errdefs.Invalid, "a page of %d records was asked for, the limits are 1 and %d", p.Limit, MaxPage)
 	}
 	return nil
+}
+
+// maxForeignID bounds identifiers that other systems made, in bytes.
+const maxForeignID = 128
+
+func printable(s string) bool {
+	for i := range len(s) {
+		if s[i] < 0x21 || s[i] > 0x7e {
+			return false
+		}
+	}
+	return true
+}
+
+func isDigest(s string) bool {
+	return len(s) == 64 && strings.Trim(s, "0123456789abcdef") == ""
 }

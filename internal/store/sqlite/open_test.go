@@ -319,3 +319,20 @@ func TestSecondProgram(t *testing.T) {
 		t.Errorf("one ledger with two ids: %s %s (%v, %v)", id, other, err, err2)
 	}
 }
+
+// A ledger of the first schema is brought to the present one when it is opened.
+func TestUpgradesAnOlderLedger(t *testing.T) {
+	t.Parallel()
+	path := tempPath(t)
+	s := open(t, Config{Path: path, Version: "1"})
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	raw(t, path, `ALTER TABLE runs DROP COLUMN installation`)
+	raw(t, path, `DELETE FROM goose_db_version WHERE version_id = 2`)
+	s = open(t, Config{Path: path, Version: "2"})
+	defer s.Close()
+	if _, err := s.Runs(t.Context(), store.Scope{}, store.Page{Limit: 1}); err != nil {
+		t.Errorf("runs of an upgraded ledger: %v", err)
+	}
+}

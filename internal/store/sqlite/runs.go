@@ -15,7 +15,7 @@ import (
 const (
 	// The model grants of a run come as one JSON array, so that a run is always
 	// read with one statement and so at one moment.
-	runColumns = `id, workspace, box, target, state, token_hash, exclusive, auto_finish, created, expires, finished,
+	runColumns = `id, workspace, box, target, state, token_hash, exclusive, auto_finish, installation, created, expires, finished,
 		(SELECT json_group_array(json_object('Provider', m.provider, 'Port', m.port, 'Requests', m.requests,
 			'BytesUp', m.bytes_up, 'BytesDown', m.bytes_down) ORDER BY m.pos) FROM run_models m WHERE m.run = runs.id)`
 	selectRun = `SELECT ` + runColumns + ` FROM runs WHERE id = ?`
@@ -32,16 +32,21 @@ func scanRun(r row) (store.Run, error) {
 	var hash []byte
 	var created, expires int64
 	var finished sql.NullInt64
-	var models string
-	if err := r.Scan(&v.ID, &v.Workspace, &v.Box, &v.Target, &v.State, &hash, &v.Exclusive, &v.AutoFinish, &created, &expires, &finished, &models); err != nil {
+	var models, installation string
+	if err := r.Scan(&v.ID, &v.Workspace, &v.Box, &v.Target, &v.State, &hash, &v.Exclusive, &v.AutoFinish, &installation, &created, &expires, &finished, &models); err != nil {
 		return v, err
 	}
 	copy(v.TokenHash[:], hash)
 	v.Created, v.Expires, v.Finished = timeOf(created), timeOf(expires), timeOrNil(finished)
+	var err error
+	if installation != "" {
+		if v.Installation, err = fromJSON[*api.Installation](installation); err != nil {
+			return v, err
+		}
+	}
 	if models == "[]" {
 		return v, nil
 	}
-	var err error
 	v.Models, err = fromJSON[[]store.ModelGrant](models)
 	return v, err
 }
@@ -64,6 +69,14 @@ func (s *Store) CreateRun(ctx context.Context, r store.Run, c store.Capacity) er
 	}
 	if err := s.roomy("creating a run"); err != nil {
 		return err
+	}
+	installation := ""
+	if r.Installation != nil {
+		text, err := toJSON(r.Installation)
+		if err != nil {
+			return err
+		}
+		installation = text
 	}
 	return s.change(ctx, "creating a run", func(t *tx) error {
 		b, err := t.box(r.Box)
@@ -100,8 +113,8 @@ func (s *Store) CreateRun(ctx context.Context, r store.Run, c store.Capacity) er
 		if !errors.Is(err, sql.ErrNoRows) {
 			return err
 		}
-		if err := t.insert("run", r.ID, `INSERT INTO runs (id, workspace, box, target, state, token_hash, exclusive, auto_finish, created, expires) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
-			r.ID, r.Workspace, r.Box, r.Target, string(r.State), r.TokenHash[:], r.Exclusive, r.AutoFinish, micros(r.Created), micros(r.Expires)); err != nil {
+		if err := t.insert("run", r.ID, `INSERT INTO runs (id, workspace, box, target, state, token_hash, exclusive, auto_finish, installation, created, expires) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
+			r.ID, r.Workspace, r.Box, r.Target, string(r.State), r.TokenHash[:], r.Exclusive, r.AutoFinish, installation, micros(r.Created), micros(r.Expires)); err != nil {
 			return err
 		}
 		for i, m := range r.Models {

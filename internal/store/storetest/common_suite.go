@@ -226,7 +226,15 @@ func testInvalidRecords(w *world) {
 		}
 	}
 	for name, change := range map[string]func(*store.Run){
-		"state":    func(r *store.Run) { r.State = "" },
+		"state": func(r *store.Run) { r.State = "" },
+		"installation": func(r *store.Run) {
+			r.Installation = &api.Installation{InstanceUUID: "i", WorkspaceUUID: "w w", PlacementGeneration: 1, InstallationUUID: "p",
+				RuntimeRevision: 1, ArtifactDigest: strings.Repeat("a", 64)}
+		},
+		"installation's digest": func(r *store.Run) {
+			r.Installation = &api.Installation{InstanceUUID: "i", WorkspaceUUID: "w", PlacementGeneration: 1, InstallationUUID: "p",
+				RuntimeRevision: 1, ArtifactDigest: "A"}
+		},
 		"token":    func(r *store.Run) { r.TokenHash = [32]byte{} },
 		"port":     func(r *store.Run) { r.Models = []store.ModelGrant{{Provider: "a", Port: 65536}} },
 		"provider": func(r *store.Run) { r.Models = []store.ModelGrant{{Provider: "a"}, {Provider: "a"}} },

@@ -3,6 +3,7 @@ package storetest
 import (
 	"fmt"
 	"reflect"
+	"strings"
 	"time"
 
 	"pgregory.net/rapid"
@@ -192,6 +193,10 @@ func (d *duel) createRun() {
 		TokenHash: [32]byte{1}, Exclusive: rapid.IntRange(0, 4).Draw(d.T, "exclusive") == 0, AutoFinish: rapid.Bool().Draw(d.T, "auto"), Created: d.at(), Expires: d.at()}
 	if d.flip("models") {
 		r.Models = []store.ModelGrant{{Provider: "p_1", Port: 4000}, {Provider: "p_0"}}
+	}
+	if d.flip("installation") {
+		r.Installation = &api.Installation{InstanceUUID: "i", WorkspaceUUID: "w", PlacementGeneration: 1, InstallationUUID: "p",
+			RuntimeRevision: 2, ArtifactDigest: strings.Repeat("a", 64)}
 	}
 	if b, err := d.model.Box(d.w.ctx, all, r.Box); err == nil && rapid.IntRange(0, 4).Draw(d.T, "odd") > 0 {
 		r.Workspace, r.Target = b.Workspace, b.Target
