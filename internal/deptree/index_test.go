@@ -64,6 +64,9 @@ func wheel(t testing.TB, name, version string, requires []string, files map[stri
 func requiresLines(requires []string) string {
 	var b strings.Builder
 	for _, r := range requires {
+		if _, extra, ok := strings.Cut(r, "extra == "); ok {
+			b.WriteString("Provides-Extra: " + strings.Trim(extra, "'") + "\n")
+		}
 		b.WriteString("Requires-Dist: " + r + "\n")
 	}
 	return b.String()
@@ -115,6 +118,8 @@ type index struct {
 	dists map[string]dist
 	stall chan struct{} // if not nil, files are not sent before it is closed
 	auth  string        // "user:password" that is asked for; "" for none
+	// onFile is called when a file is asked for; set while nobody asks.
+	onFile func()
 }
 
 func newIndex(t testing.TB, dists ...dist) *index {
@@ -156,6 +161,9 @@ func (x *index) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		if !ok {
 			http.NotFound(w, r)
 			return
+		}
+		if x.onFile != nil {
+			x.onFile()
 		}
 		if x.stall != nil {
 			select {

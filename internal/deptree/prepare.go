@@ -3,6 +3,7 @@ package deptree
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -186,7 +187,11 @@ func (s *Store) install(ctx context.Context, dir, site string, requirements []st
 	if err != nil {
 		return err // the stage goes, and the scratch with it
 	}
-	if err := os.RemoveAll(scratch); err != nil {
+	err = os.RemoveAll(scratch)
+	if s.cfg.Uv != "" { // uv locks its target by a file that it leaves there
+		err = errors.Join(err, os.RemoveAll(filepath.Join(site, ".lock")))
+	}
+	if err != nil {
 		return shelf.Refusal(err, "what the installer left cannot be removed")
 	}
 	return nil
