@@ -67,6 +67,12 @@ func (g *Gate) change(do func()) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	do()
+	g.admit()
+}
+
+// admit hands out what may begin, and sets the timer for what only waits for time.
+// g.mu is held.
+func (g *Gate) admit() {
 	now := time.Now()
 	for _, l := range g.rules.Admit(now) {
 		g.waiters[l.ID] <- l // has room

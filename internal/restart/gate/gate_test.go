@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -215,11 +214,14 @@ func TestCancelledAcquireLeaksNothing(t *testing.T) {
 			t.Error("admitted beyond the limit")
 		}
 		for range 50 {
+			// Both ends of the wait are there before the waiter runs.
 			ch, stop := ask(t, g, "b")
-			var wg sync.WaitGroup
-			wg.Go(stop)
-			wg.Go(held.Abandon)
-			wg.Wait()
+			g.mu.Lock()
+			stop()
+			held.ended = true
+			g.rules.Abandon(held.launch)
+			g.admit()
+			g.mu.Unlock()
 			if p := <-ch; p != nil {
 				held = p
 			} else {
