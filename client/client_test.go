@@ -224,6 +224,51 @@ func TestOutputSurvivesEveryCut(t *testing.T) {
 	}
 }
 
+// A log of tiny records is full of headers long before its bytes are many: a
+// reader that has them all leaves less than a quarter of the log unacknowledged,
+// without waiting for more.
+func TestTinyRecordsAreAcknowledged(t *testing.T) {
+	t.Parallel()
+	const spool, records = 64 << 10, 1500
+	w := newWorld()
+	c := newSite(t, w).client(t, nil)
+	p, err := c.Open(t.Context(), client.OpenRequest{RequestID: "r", Argv: []string{"cat"}, Limits: client.Limits{SpoolBytes: spool}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	fp := w.procs[p.Handle()]
+	ctx, cancel := context.WithCancel(t.Context())
+	copied := make(chan error, 1)
+	go func() {
+		_, err := p.Copy(ctx, io.Discard, io.Discard, client.OutputOptions{Ack: true})
+		copied <- err
+	}()
+	acknowledged := func(least int64) {
+		t.Helper()
+		for {
+			w.mu.Lock()
+			acked, changed := fp.acked, w.changed
+			w.mu.Unlock()
+			if acked >= least {
+				return
+			}
+			select {
+			case <-changed:
+			case <-time.After(20 * time.Second):
+				t.Fatalf("%d records of %d are acknowledged, and the reader waits", acked, least)
+			}
+		}
+	}
+	w.print(fp, wire.KindStdout, "x")
+	acknowledged(1) // the first at once, the others not soon
+	for i := range records {
+		w.print(fp, wire.Kind(1+i%2), "x")
+	}
+	acknowledged(records - spool/4/(wire.HeaderSize+1))
+	cancel()
+	<-copied
+}
+
 func TestEverythingSurvivesARestartOfTheServer(t *testing.T) {
 	t.Parallel()
 	w := newWorld()

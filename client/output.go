@@ -25,10 +25,11 @@ const (
 )
 
 // ackEvery is how many received bytes are acknowledged at once, at most; with a
-// small log it is an eighth of the log, so that a child whose log is full never
-// waits for what was received already. leastSpool is the smallest log there is.
+// small log it is a quarter of the log, so that the oldest quarter of a full log
+// that was received is always free to go. Headers count, as they do in the log.
+// leastSpool is the smallest log there is.
 const (
-	ackEvery   = 4 << 20
+	ackEvery   = 16 << 20
 	leastSpool = 1 << 20
 )
 
@@ -72,6 +73,7 @@ type Output struct {
 	status   api.StreamStatus
 	patience *patience
 	acked    int64
+	owed     int64 // bytes of the log returned since, headers included
 	ackAt    time.Time
 	ackStep  int64
 	err      error
@@ -98,7 +100,7 @@ func (o *Output) spool(n int64) {
 	if n <= 0 {
 		n = leastSpool
 	}
-	o.ackStep = min(ackEvery, n/8)
+	o.ackStep = min(ackEvery, n/4)
 }
 
 // position reads a cursor of this process.
@@ -253,6 +255,7 @@ func (o *Output) frame() (Chunk, error) {
 		}
 		o.first(h.Cursor)
 		o.pos = h.Cursor + int64(h.Length)
+		o.owed += wire.HeaderSize + int64(h.Length)
 		name := Stdout
 		if h.Kind == wire.KindStderr {
 			name = Stderr
@@ -350,7 +353,7 @@ func (o *Output) ack(last bool) {
 		return
 	}
 	idle := o.r != nil && o.r.Buffered() == 0 && time.Since(o.ackAt) > 200*time.Millisecond
-	if o.pos-o.acked < o.ackStep && !idle && !last {
+	if o.owed < o.ackStep && !idle && !last {
 		return
 	}
 	ctx := o.ctx
@@ -361,7 +364,7 @@ func (o *Output) ack(last bool) {
 	}
 	// Not acknowledging is never wrong, only late: the next one covers it.
 	if o.p.Ack(ctx, o.p.cursor(o.pos)) == nil {
-		o.acked = o.pos
+		o.acked, o.owed = o.pos, 0
 	}
 	o.ackAt = time.Now()
 }
