@@ -16,10 +16,13 @@ import (
 	"github.com/stockade-run/stockade/internal/need"
 )
 
-// uv finds uv: on the PATH, or where make setup-sdk puts it.
+// uv finds uv: on the PATH, or beside the newest SDK.
 func uv(t testing.TB) string {
 	t.Helper()
 	path, err := exec.LookPath("uv")
+	if err != nil {
+		path, err = exec.LookPath(filepath.Join(filepath.Dir(need.SDK(t, "0.7")), "uv"))
+	}
 	need.That(t, err == nil, "this test needs uv on the PATH: python3 -m pip install uv")
 	return path
 }
