@@ -1,0 +1,463 @@
+package pluginhost
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stockade-run/stockade/internal/errdefs"
+	"github.com/stockade-run/stockade/internal/pluginwire"
+	"github.com/stockade-run/stockade/internal/rpc"
+	"github.com/stockade-run/stockade/internal/worker"
+)
+
+func want(mode pluginwire.Mode, bs ...pluginwire.Context) []pluginwire.DesiredState {
+	var out []pluginwire.DesiredState
+	for _, b := range bs {
+		out = append(out, pluginwire.DesiredState{Binding: b, Enabled: true, Mode: mode})
+	}
+	return out
+}
+
+// CH-01: the first configuration is final; a repeat is fine and may move the
+// marketplace; what refuses leaves nothing configured.
+func TestConfigureOnce(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	r := newRig(t, dir)
+	defer r.close()
+	ctx := t.Context()
+	isCode(t, r.m.Candidate(pack(t, "toy", "1").bind("x", 1, 1)), errdefs.Conflict)
+	refused := errors.New("no limits here")
+	launchers := r.m.cfg.Launchers
+	r.m.cfg.Launchers = func(pluginwire.RuntimeConfig) (worker.Launcher, error) { return nil, refused }
+	rc := runtimeConfig(pluginwire.ProfileShared, policy())
+	if err := r.m.Configure(ctx, rc); !errors.Is(err, refused) {
+		t.Fatal(err)
+	}
+	if _, ok := r.m.Configured(); ok {
+		t.Fatal("configured after a refusal")
+	}
+	r.m.cfg.Launchers = launchers
+	if err := r.m.Configure(ctx, rc); err != nil {
+		t.Fatal(err)
+	}
+	again := rc
+	again.CloudServiceURL = "https://market.example"
+	if err := r.m.Configure(ctx, again); err != nil {
+		t.Fatal(err)
+	}
+	if have, _ := r.m.Configured(); have != again {
+		t.Errorf("%+v", have)
+	}
+	for _, change := range []func(*pluginwire.RuntimeConfig){
+		func(c *pluginwire.RuntimeConfig) { c.Identity.RuntimeID = "other" },
+		func(c *pluginwire.RuntimeConfig) { c.Policy.MaxPids++ },
+		func(c *pluginwire.RuntimeConfig) { c.Profile = pluginwire.ProfileOSS },
+	} {
+		other := rc
+		change(&other)
+		isCode(t, r.m.Configure(ctx, other), errdefs.Conflict)
+	}
+}
+
+// IM-01: private directories, 0700, one per installation.
+func TestPrivateDirectories(t *testing.T) {
+	inBubble(t, pluginwire.ProfileOSS, policy(), func(r *rig) {
+		p := pack(r.t, "toy", "1")
+		for _, id := range []string{"inst-a", "inst-b"} {
+			r.run(p.bind(id, 1, 1), p, pluginwire.ModeDedicated)
+			for _, sub := range []string{"home", "tmp", "data", "root", "rpc-transfer"} {
+				st, err := os.Stat(filepath.Join(r.dir, "plugin-runtime", "installations", id, sub))
+				if err != nil || st.Mode().Perm() != 0o700 {
+					r.t.Errorf("%s: %v, %v", sub, st, err)
+				}
+			}
+		}
+		evil := p.bind("../../outside", 1, 1)
+		_, err := r.m.Apply(r.t.Context(), evil, p.archive, pluginwire.ApplyRequest{Enabled: true, Mode: pluginwire.ModeDedicated})
+		isCode(r.t, err, errdefs.Invalid)
+	})
+}
+
+// A package that is not the binding's changes nothing: not even the fence.
+func TestDigestMismatchChangesNothing(t *testing.T) {
+	inBubble(t, pluginwire.ProfileOSS, policy(), func(r *rig) {
+		p, q := pack(r.t, "toy", "1"), pack(r.t, "toy", "2")
+		b := p.bind("inst-a", 1, 1)
+		r.run(b, p, pluginwire.ModeDedicated)
+		next := q.bind("inst-a", 1, 2)
+		if _, err := r.m.Apply(r.t.Context(), next, p.archive, pluginwire.ApplyRequest{Enabled: true, Mode: pluginwire.ModeDedicated}); err == nil || !strings.Contains(err.Error(), "digest") {
+			r.t.Fatalf("%v", err)
+		}
+		r.call(b)
+		if err := r.m.Authorise(b); err != nil {
+			r.t.Error(err)
+		}
+	})
+}
+
+// IM-10: a remove whose caller leaves, twice, still ends everything.
+func TestCancelledRemoveFinishes(t *testing.T) {
+	inBubble(t, pluginwire.ProfileOSS, policy(), func(r *rig) {
+		p := pack(r.t, "toy", "1")
+		b := p.bind("inst-a", 1, 1)
+		r.launcher.set(func(w *puppet) {
+			w.on = func(_ *puppet, ctx context.Context, in *rpc.Inbound) (any, error, bool) {
+				if in.Action == pluginwire.ActionShutdown {
+					<-ctx.Done()
+					return nil, ctx.Err(), true
+				}
+				return nil, nil, false
+			}
+			w.behave()
+		})
+		r.run(b, p, pluginwire.ModeDedicated)
+		ctx, cancel := context.WithCancel(r.t.Context())
+		got := make(chan error, 1)
+		go func() { _, err := r.m.Remove(ctx, b); got <- err }()
+		synctest.Wait()
+		cancel()
+		if err := <-got; !errors.Is(err, context.Canceled) {
+			r.t.Errorf("%v", err)
+		}
+		if st, _, _ := r.record(b); st != "" {
+			r.t.Errorf("the record is %q", st)
+		}
+		select {
+		case <-r.launcher.nth(0).ended:
+		default:
+			r.t.Error("the worker lives")
+		}
+		isCode(r.t, r.m.Candidate(b), errdefs.Conflict)
+	})
+}
+
+// IM-12, IM-13, IM-14: max_workers rejects no dedicated installation; trees are
+// prepared so many at a time, and who waits for an installation takes no place.
+func TestPreparationsAreBounded(t *testing.T) {
+	pol := policy()
+	pol.MaxConcurrentRestarts, pol.MaxWorkers = 2, 1
+	inBubble(t, pluginwire.ProfileOSS, pol, func(r *rig) {
+		let := make(chan struct{})
+		r.trees.set(func(ctx context.Context, _ string) error { <-let; return nil })
+		p := pack(r.t, "toy", "1")
+		for _, id := range []string{"inst-a", "inst-b", "inst-c", "inst-a"} { // the last waits for A, not for a place
+			go r.quietly(p.bind(id, 1, 1), p)
+		}
+		synctest.Wait()
+		r.trees.mu.Lock()
+		now := r.trees.now
+		r.trees.mu.Unlock()
+		if now != 2 {
+			r.t.Errorf("%d preparations at a time", now)
+		}
+		close(let)
+		synctest.Wait()
+		r.trees.mu.Lock()
+		defer r.trees.mu.Unlock()
+		if r.trees.most != 2 {
+			r.t.Errorf("%d preparations at a time", r.trees.most)
+		}
+		for _, id := range []string{"inst-a", "inst-b", "inst-c"} {
+			r.state(p.bind(id, 1, 1), pluginwire.StateRunning)
+		}
+	})
+}
+
+// quietly applies in a goroutine; the test looks at the state.
+func (r *rig) quietly(b pluginwire.Context, p pkg) pluginwire.StateResult {
+	res, err := r.m.Apply(r.t.Context(), b, p.archive, pluginwire.ApplyRequest{Enabled: true, Mode: pluginwire.ModeDedicated})
+	if err != nil {
+		r.t.Errorf("apply %s: %v", b.InstallationUUID, err)
+	}
+	return res
+}
+
+// IM-15: see rig.close, which counts the locks after every test, and
+// TestKeyLocks for the hand-off.
+func TestKeyLocks(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var k keylocks
+		unlock, err := k.lock(t.Context(), "a")
+		if err != nil {
+			t.Fatal(err)
+		}
+		second := make(chan func())
+		go func() { u, _ := k.lock(context.Background(), "a"); second <- u }()
+		ctx, cancel := context.WithCancel(t.Context())
+		third := make(chan error)
+		go func() { _, err := k.lock(ctx, "a"); third <- err }()
+		synctest.Wait()
+		cancel()
+		if err := <-third; err == nil {
+			t.Error("a cancelled waiter got the lock")
+		}
+		if k.len() != 1 {
+			t.Errorf("%d entries", k.len())
+		}
+		unlock()
+		u := <-second
+		if k.len() != 1 {
+			t.Errorf("%d entries after the hand-off", k.len())
+		}
+		u()
+		if k.len() != 0 {
+			t.Errorf("%d entries at the end", k.len())
+		}
+	})
+}
+
+// IM-24, IM-25, IM-27: a tree that cannot be prepared fails the installation with
+// its reason and starts nothing, in every profile; the same binding may be applied
+// again. What is not ours to show is not shown.
+func TestPreparationFails(t *testing.T) {
+	for _, profile := range []pluginwire.Profile{pluginwire.ProfileOSS, pluginwire.ProfileShared} {
+		t.Run(string(profile), func(t *testing.T) {
+			inBubble(t, profile, policy(), func(r *rig) {
+				p := pack(r.t, "toy", "1")
+				b := p.bind("inst-a", 1, 1)
+				r.trees.set(func(context.Context, string) error {
+					return errdefs.New(errdefs.Invalid, "requirements.txt, line 2: pip options are not allowed")
+				})
+				res := r.apply(b, p, true, pluginwire.ModeDedicated)
+				if res.State != pluginwire.StateFailed || res.ErrorCode != pluginwire.ErrorDependencyPrepare || !strings.Contains(res.Message, "pip options") || res.DependencyEnvironmentDigest != "" {
+					r.t.Fatalf("%+v", res)
+				}
+				rec, err := r.m.Reconcile(r.t.Context(), want(pluginwire.ModeDedicated, b))
+				if err != nil || len(rec.Failed) != 1 || rec.Failed[0].ErrorCode != pluginwire.ErrorDependencyPrepare || !slices.Equal(rec.Applied, []string{"inst-a"}) {
+					r.t.Fatalf("%+v, %v", rec, err)
+				}
+				r.trees.set(func(context.Context, string) error { return errors.New("/secret/path: broken") })
+				if res := r.apply(b, p, true, pluginwire.ModeDedicated); strings.Contains(res.Message, "secret") {
+					r.t.Errorf("a tenant reads %q", res.Message)
+				}
+				if r.launcher.count() != 0 {
+					r.t.Error("a worker was started")
+				}
+				r.trees.set(nil)
+				r.run(b, p, pluginwire.ModeDedicated)
+			})
+		})
+	}
+}
+
+// IM-16, superseded: a newer revision does not wait for the dependencies of the
+// one it fences, and the fenced one says superseded and starts nothing.
+func TestNewerRevisionInterruptsPreparing(t *testing.T) {
+	inBubble(t, pluginwire.ProfileOSS, policy(), func(r *rig) {
+		p, q := pack(r.t, "toy", "1"), pack(r.t, "toy", "2")
+		old, next := p.bind("inst-a", 1, 1), q.bind("inst-a", 1, 2)
+		r.trees.set(func(ctx context.Context, digest string) error {
+			if digest == p.digest {
+				<-ctx.Done()
+				return ctx.Err()
+			}
+			return nil
+		})
+		first := make(chan pluginwire.StateResult, 1)
+		go func() { first <- r.quietly(old, p) }()
+		synctest.Wait()
+		r.run(next, q, pluginwire.ModeDedicated)
+		if res := <-first; res.State != pluginwire.StateSuperseded {
+			r.t.Errorf("%+v", res)
+		}
+		if r.launcher.count() != 1 {
+			r.t.Errorf("%d workers", r.launcher.count())
+		}
+		// A removal interrupts as well.
+		third := p.bind("inst-a", 1, 3)
+		go func() { first <- r.quietly(third, p) }()
+		synctest.Wait()
+		r.remove(third)
+		if res := <-first; res.State != pluginwire.StateSuperseded {
+			r.t.Errorf("%+v", res)
+		}
+	})
+}
+
+// An apply whose caller leaves while dependencies are prepared leaves a failed
+// installation that can be applied again.
+func TestCancelledApply(t *testing.T) {
+	inBubble(t, pluginwire.ProfileOSS, policy(), func(r *rig) {
+		p := pack(r.t, "toy", "1")
+		b := p.bind("inst-a", 1, 1)
+		r.trees.set(func(ctx context.Context, _ string) error { <-ctx.Done(); return ctx.Err() })
+		ctx, cancel := context.WithCancel(r.t.Context())
+		done := make(chan struct{})
+		go func() {
+			_, _ = r.m.Apply(ctx, b, p.archive, pluginwire.ApplyRequest{Enabled: true, Mode: pluginwire.ModeDedicated})
+			close(done)
+		}()
+		synctest.Wait()
+		cancel()
+		<-done
+		r.state(b, pluginwire.StateFailed)
+		r.trees.set(nil)
+		r.run(b, p, pluginwire.ModeDedicated)
+	})
+}
+
+// IM-19, IM-21: reconcile removes what is not wanted as it is, reports packages it
+// lacks, and forgets the fences of what it does not know; one stale entry refuses
+// all of it.
+func TestReconcile(t *testing.T) {
+	pol := policy()
+	pol.MaxInstallations, pol.MaxWorkers = 2, 2
+	inBubble(t, pluginwire.ProfileOSS, pol, func(r *rig) {
+		p, q := pack(r.t, "toy", "1"), pack(r.t, "toy", "2")
+		a1, a2, b := p.bind("inst-a", 1, 1), q.bind("inst-a", 1, 2), p.bind("inst-b", 1, 1)
+		r.run(a1, p, pluginwire.ModeDedicated)
+		r.run(b, p, pluginwire.ModeDedicated)
+		ctx := r.t.Context()
+		_, err := r.m.Reconcile(ctx, want(pluginwire.ModeDedicated, a2, p.bind("inst-b", 1, 0)))
+		if err == nil {
+			r.t.Fatal("a bad entry was accepted")
+		}
+		r.call(a1)
+		rec, err := r.m.Reconcile(ctx, want(pluginwire.ModeDedicated, a2, b))
+		if err != nil || !slices.Equal(rec.Removed, []string{"inst-a"}) || !slices.Equal(rec.MissingArtifacts, []string{"inst-a"}) || !slices.Equal(rec.Applied, []string{"inst-a", "inst-b"}) {
+			r.t.Fatalf("%+v, %v", rec, err)
+		}
+		isCode(r.t, r.m.Authorise(a1), errdefs.Denied)
+		if err := r.m.Authorise(a2); err != nil {
+			r.t.Error(err)
+		}
+		r.call(b)
+		r.run(a2, q, pluginwire.ModeDedicated)
+		// The fence is full; only an authoritative empty list makes room.
+		r.remove(a2)
+		r.remove(b)
+		c := p.bind("inst-c", 1, 1)
+		isCode(r.t, r.m.Candidate(c), errdefs.Exhausted)
+		if rec, err = r.m.Reconcile(ctx, nil); err != nil || len(rec.Removed) != 0 {
+			r.t.Fatalf("%+v, %v", rec, err)
+		}
+		if err := r.m.Candidate(c); err != nil {
+			r.t.Error(err)
+		}
+		_, err = r.m.Reconcile(ctx, want(pluginwire.ModeDedicated, p.bind("1", 1, 1), p.bind("2", 1, 1), p.bind("3", 1, 1)))
+		isCode(r.t, err, errdefs.Exhausted)
+		_, err = r.m.Reconcile(ctx, want(pluginwire.ModeDedicated, p.bind("1", 1, 1), p.bind("1", 1, 2)))
+		isCode(r.t, err, errdefs.Invalid)
+	})
+}
+
+// A reconcile leaves the binding alone that LangBot used to reach legacy plugins:
+// nobody applied it, so nobody removes it.
+func TestReconcileLeavesLegacyBinding(t *testing.T) {
+	inBubble(t, pluginwire.ProfileOSS, policy(), func(r *rig) {
+		bridge := pack(r.t, "toy", "1").bind("bridge", 1, 1)
+		for range 2 {
+			if err := r.m.Authorise(bridge); err != nil {
+				r.t.Fatal(err)
+			}
+			if rec, err := r.m.Reconcile(r.t.Context(), nil); err != nil || len(rec.Removed) != 0 {
+				r.t.Fatalf("%+v, %v", rec, err)
+			}
+		}
+	})
+}
+
+// IM-26: when one entry of a batch is refused, the others are cancelled and
+// joined, and no lock is left (see rig.close).
+func TestReconcileBatchFails(t *testing.T) {
+	inBubble(t, pluginwire.ProfileOSS, policy(), func(r *rig) {
+		p := pack(r.t, "toy", "1")
+		a, bad := p.bind("inst-a", 1, 1), p.bind("!bad", 1, 1)
+		if _, err := r.m.cfg.Artifacts.Install(r.t.Context(), p.digest, p.archive); err != nil {
+			r.t.Fatal(err)
+		}
+		r.trees.set(func(ctx context.Context, _ string) error { <-ctx.Done(); return ctx.Err() })
+		_, err := r.m.Reconcile(r.t.Context(), want(pluginwire.ModeDedicated, a, bad))
+		isCode(r.t, err, errdefs.Invalid)
+		if st, _, _ := r.record(a); st == pluginwire.StateStarting || r.launcher.count() != 0 {
+			r.t.Errorf("the sibling is %q", st)
+		}
+	})
+}
+
+// Several workers that do not want to stop are stopped at the same time.
+func TestShutdownIsParallel(t *testing.T) {
+	inBubble(t, pluginwire.ProfileOSS, policy(), func(r *rig) {
+		p := pack(r.t, "toy", "1")
+		r.launcher.set(func(w *puppet) {
+			w.ignoreTerm = true
+			go func() { _, _ = w.register(w.spec.Capability) }()
+			_ = w.conn.Run(context.Background())
+		})
+		for _, id := range []string{"1", "2", "3", "4", "5", "6"} {
+			r.run(p.bind(id, 1, 1), p, pluginwire.ModeDedicated)
+		}
+		before := time.Now()
+		if err := r.m.Shutdown(r.t.Context()); err != nil {
+			r.t.Error(err)
+		}
+		if took := time.Since(before); took != 2*worker.StopStep {
+			r.t.Errorf("it took %s", took)
+		}
+		if err := r.m.Shutdown(r.t.Context()); err != nil {
+			r.t.Errorf("again: %v", err)
+		}
+		_, err := r.m.Apply(r.t.Context(), p.bind("7", 1, 1), p.archive, pluginwire.ApplyRequest{Enabled: true, Mode: pluginwire.ModeDedicated})
+		isCode(r.t, err, errdefs.Unavailable)
+	})
+}
+
+// With its time over, a shutdown kills.
+func TestShutdownDeadline(t *testing.T) {
+	inBubble(t, pluginwire.ProfileOSS, policy(), func(r *rig) {
+		p := pack(r.t, "toy", "1")
+		r.launcher.set(func(w *puppet) {
+			w.ignoreTerm = true
+			w.on = func(_ *puppet, ctx context.Context, in *rpc.Inbound) (any, error, bool) {
+				if in.Action == pluginwire.ActionShutdown {
+					<-ctx.Done()
+				}
+				return nil, nil, false
+			}
+			go func() { _, _ = w.register(w.spec.Capability) }()
+			_ = w.conn.Run(context.Background())
+		})
+		r.run(p.bind("1", 1, 1), p, pluginwire.ModeDedicated)
+		ctx, cancel := context.WithTimeout(r.t.Context(), time.Second)
+		defer cancel()
+		before := time.Now()
+		isCode(r.t, r.m.Shutdown(ctx), errdefs.Unavailable)
+		if took := time.Since(before); took != time.Second {
+			r.t.Errorf("it took %s", took)
+		}
+	})
+}
+
+// IM-33, IM-57: health counts and names nobody.
+func TestHealth(t *testing.T) {
+	inBubble(t, pluginwire.ProfileShared, policy(), func(r *rig) {
+		p, a, _ := r.pair()
+		d := p.bind("inst-d", 1, 1)
+		r.run(d, p, pluginwire.ModeDedicated)
+		r.apply(p.bind("inst-e", 1, 1), p, false, pluginwire.ModeDedicated)
+		h := r.m.Health()
+		states := h["installation_states"].(map[string]int)
+		if states[pluginwire.StateRunning] != 3 || states[pluginwire.StateDisabled] != 1 || states["other"] != 0 {
+			r.t.Errorf("%v", states)
+		}
+		pool := h["shared_pool"].(map[string]any)
+		if pool["workers"] != 1 || pool["slots"] != 2 || pool["ready"] != 1 || pool["slot_attach_success_total"] != int64(2) {
+			r.t.Errorf("%v", pool)
+		}
+		text := string(mustJSON(r.t, h))
+		for _, secret := range []string{a.InstallationUUID, p.digest, "toy", instance, "ws-1"} {
+			if strings.Contains(text, secret) {
+				r.t.Errorf("%q is in the health: %s", secret, text)
+			}
+		}
+	})
+}

@@ -1,0 +1,157 @@
+package pluginhost
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"sync"
+
+	"github.com/stockade-run/stockade/internal/errdefs"
+	"github.com/stockade-run/stockade/internal/pluginwire"
+)
+
+// Reconcile makes the list the whole desired state: what is not in it, or in it
+// under another binding, is removed first; then every entry is applied, from
+// packages that are already here. One stale entry refuses all of it before
+// anything changes. One at a time; an entry that cannot run is reported and does
+// not fail the others.
+func (m *Manager) Reconcile(ctx context.Context, want []pluginwire.DesiredState) (pluginwire.ReconcileResult, error) {
+	none := pluginwire.ReconcileResult{}
+	unlock, err := m.recon.acquire(ctx)
+	if err != nil {
+		return none, err
+	}
+	defer unlock()
+	next := map[string]pluginwire.Context{}
+	bindings := make([]pluginwire.Context, 0, len(want))
+	for _, w := range want {
+		next[w.Binding.InstallationUUID] = w.Binding
+		bindings = append(bindings, w.Binding)
+	}
+	m.mu.Lock()
+	if err = m.usable(); err == nil {
+		if limit := m.runtime.Policy.MaxInstallations; len(want) > limit {
+			err = errdefs.New(errdefs.Exhausted, "desired state has %d installations, more than max_installations = %d", len(want), limit)
+		} else {
+			err = m.table.Candidates(bindings)
+		}
+	}
+	if err != nil {
+		m.mu.Unlock()
+		return none, err
+	}
+	active, marks := maps.Clone(m.managed), m.table.Watermarks()
+	batch := max(1, m.runtime.Policy.MaxConcurrentRestarts)
+	m.mu.Unlock()
+
+	res := pluginwire.ReconcileResult{Applied: []string{}, Removed: []string{}, MissingArtifacts: []string{}, Failed: []pluginwire.FailedInstallation{}}
+	if res.Removed, err = m.withdrawAll(ctx, active, next); err != nil {
+		return none, err
+	}
+	for start := 0; start < len(want); start += batch {
+		part := want[start:min(start+batch, len(want))]
+		states, err := m.applyBatch(ctx, part)
+		if err != nil {
+			return none, err
+		}
+		for i, s := range states {
+			uuid := part[i].Binding.InstallationUUID
+			res.Applied = append(res.Applied, uuid)
+			switch s.State {
+			case pluginwire.StateArtifactMissing:
+				res.MissingArtifacts = append(res.MissingArtifacts, uuid)
+			case pluginwire.StateFailed:
+				res.Failed = append(res.Failed, pluginwire.FailedInstallation{InstallationUUID: uuid, ErrorCode: s.ErrorCode, Message: s.Message})
+			}
+		}
+	}
+	keep := map[string]bool{}
+	for uuid := range next {
+		keep[uuid] = true
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.table.Collect(keep, marks)
+	return res, nil
+}
+
+// withdrawers bounds how many installations a reconcile removes at a time.
+const withdrawers = 32
+
+// withdrawAll removes what is active and not wanted as it is, and returns the
+// installations it removed, sorted.
+func (m *Manager) withdrawAll(ctx context.Context, active, next map[string]pluginwire.Context) ([]string, error) {
+	var group sync.WaitGroup
+	var mu sync.Mutex
+	var errs error
+	removed := []string{}
+	places := make(tokens, withdrawers)
+	for uuid, b := range active {
+		if next[uuid] == b {
+			continue
+		}
+		free, err := places.acquire(ctx)
+		if err != nil {
+			mu.Lock()
+			errs = errors.Join(errs, err)
+			mu.Unlock()
+			break
+		}
+		group.Go(func() {
+			defer free()
+			gone, err := m.withdraw(ctx, uuid, b)
+			mu.Lock()
+			defer mu.Unlock()
+			errs = errors.Join(errs, err)
+			if gone {
+				removed = append(removed, uuid)
+			}
+		})
+	}
+	group.Wait()
+	slices.Sort(removed)
+	return removed, errs
+}
+
+// withdraw removes a binding that a reconcile does not want, if it is still the
+// current one; a newer apply that came meanwhile wins.
+func (m *Manager) withdraw(ctx context.Context, uuid string, b pluginwire.Context) (bool, error) {
+	m.interrupt(b, true)
+	unlock, err := m.keys.lock(ctx, uuid)
+	if err != nil {
+		return false, err
+	}
+	defer unlock()
+	m.mu.Lock()
+	cur, ok := m.table.Current(uuid)
+	m.mu.Unlock()
+	if !ok || cur != b {
+		return false, nil
+	}
+	if err := m.deactivate(b); err != nil {
+		return false, err
+	}
+	m.revoke(b)
+	return true, nil
+}
+
+// applyBatch applies entries at the same time. If one is refused, the others are
+// cancelled and waited for.
+func (m *Manager) applyBatch(ctx context.Context, part []pluginwire.DesiredState) ([]pluginwire.StateResult, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	out := make([]pluginwire.StateResult, len(part))
+	var group sync.WaitGroup
+	for i, w := range part {
+		group.Go(func() {
+			res, err := m.Apply(ctx, w.Binding, nil, pluginwire.ApplyRequest{Enabled: w.Enabled, Mode: w.Mode})
+			if err != nil {
+				cancel(err)
+			}
+			out[i] = res
+		})
+	}
+	group.Wait()
+	return out, context.Cause(ctx)
+}
