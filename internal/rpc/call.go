@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"strconv"
-	"sync"
 	"time"
 
 	"github.com/stockade-run/stockade/internal/pluginwire"
@@ -24,11 +23,34 @@ type result struct {
 	err  error
 }
 
-var callPool = sync.Pool{New: func() any {
+// freeCalls is how many idle calls a connection keeps.
+const freeCalls = 8
+
+// newCall lends a call; it is not shared among connections, so that none of its parts
+// leaves the bubble of a test.
+func (c *Conn) newCall(action string) *call {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if n := len(c.free); n > 0 {
+		k := c.free[n-1]
+		c.free = c.free[:n-1]
+		k.action = action
+		return k
+	}
 	t := time.NewTimer(time.Hour)
 	t.Stop()
-	return &call{answer: make(chan result, 1), timer: t}
-}}
+	return &call{action: action, answer: make(chan result, 1), timer: t}
+}
+
+func (c *Conn) freeCall(k *call) {
+	k.timer.Stop()
+	k.action = ""
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.free) < freeCalls {
+		c.free = append(c.free, k)
+	}
+}
 
 func (k *call) deliver(r *pluginwire.Response) bool {
 	data := bytes.Clone(r.Data)
@@ -50,18 +72,13 @@ func (c *Conn) Call(ctx context.Context, action string, data any, o CallOptions)
 	if err != nil {
 		return nil, err
 	}
-	k := callPool.Get().(*call)
-	k.action = action
+	k := c.newCall(action)
+	defer c.freeCall(k)
 	var expired <-chan time.Time
 	if after := o.timeout(); after > 0 {
 		k.timer.Reset(after)
 		expired = k.timer.C
 	}
-	defer func() {
-		k.timer.Stop()
-		k.action = ""
-		callPool.Put(k)
-	}()
 	id, err := c.expect(k)
 	if err != nil {
 		return nil, err

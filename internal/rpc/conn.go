@@ -42,6 +42,7 @@ type Conn struct {
 
 	mu       sync.Mutex
 	err      error // why it ended; nil: it has not
+	failed   error // the part of err that Run returns
 	waiting  map[int64]waiter
 	inbound  map[*Inbound]struct{}
 	bySeq    map[int64]*Inbound
@@ -49,6 +50,7 @@ type Conn struct {
 	answers  [][]byte // of the connection itself, to be written
 	writing  bool     // a goroutine writes answers
 	haveRoom *sync.Cond
+	free     []*call
 
 	contexts map[string]pluginwire.Context // decoded before; the reader's own
 }
@@ -81,7 +83,7 @@ func New(t Transport, cfg Config) *Conn {
 // Run reads until the connection ends and then joins what it started: the inbound
 // actions too, so a handler that ignores its context holds it. When ctx ends, the
 // connection is closed and every inbound action cancelled. It returns nil when the
-// peer or Close ended the connection in an orderly way.
+// peer ended the connection in an orderly way, or Close or ctx did; else why it broke.
 func (c *Conn) Run(ctx context.Context) error {
 	c.root, c.stop = context.WithCancelCause(ctx)
 	defer c.stop(ErrCancelled)
@@ -90,26 +92,16 @@ func (c *Conn) Run(ctx context.Context) error {
 	if p, ok := c.t.(interface{ ping(context.Context) error }); ok && c.cfg.PingEvery >= 0 {
 		c.wg.Go(func() { c.keepAlive(p.ping) })
 	}
-	err := c.read()
-	c.end(err)
+	c.end(c.read(), false)
 	c.wg.Wait()
-	if errors.Is(err, io.EOF) || c.closedHere(err) {
-		return nil
-	}
-	return err
-}
-
-// closedHere reports whether reading ended because this side closed.
-func (c *Conn) closedHere(err error) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	f, ok := c.err.(*failure)
-	return ok && f.cause != err
+	return c.failed
 }
 
 // Close ends the connection: calls and streams fail with an error that wraps ErrClosed
 // and err, which may be nil. It does not wait.
-func (c *Conn) Close(err error) { c.end(err) }
+func (c *Conn) Close(err error) { c.end(err, true) }
 
 // Done is closed when the connection has ended.
 func (c *Conn) Done() <-chan struct{} { return c.done }
@@ -121,7 +113,8 @@ func (c *Conn) Err() error {
 	return c.err
 }
 
-func (c *Conn) end(cause error) {
+// end ends the connection. ours: because this side wanted it.
+func (c *Conn) end(cause error, ours bool) {
 	c.mu.Lock()
 	if c.err != nil {
 		c.mu.Unlock()
@@ -131,6 +124,9 @@ func (c *Conn) end(cause error) {
 		cause = nil
 	}
 	c.err = closedError(cause)
+	if !ours {
+		c.failed = cause
+	}
 	err := c.err
 	waiting := c.waiting
 	c.waiting, c.answers = nil, nil
@@ -166,7 +162,7 @@ func (c *Conn) keepAlive(ping func(context.Context) error) {
 		err := ping(ctx)
 		cancel()
 		if err != nil {
-			c.end(err)
+			c.end(err, false)
 			return
 		}
 	}
@@ -272,7 +268,7 @@ func (c *Conn) send(ctx context.Context, expired <-chan time.Time, msg []byte) e
 	err := c.t.Write(msg)
 	<-c.turn
 	if err != nil {
-		c.end(err)
+		c.end(err, false)
 		return c.Err()
 	}
 	return nil

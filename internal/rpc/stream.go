@@ -74,6 +74,9 @@ func (s *Stream) arm() <-chan time.Time {
 	return s.timer.C
 }
 
+// frameOverhead is what a frame that waits costs beside its data.
+const frameOverhead = 64
+
 func (s *Stream) deliver(r *pluginwire.Response) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -91,15 +94,17 @@ func (s *Stream) deliver(r *pluginwire.Response) bool {
 	case r.StreamIndex != 0 && r.StreamIndex != s.index+1 || r.StreamIndex == 0 && s.index != 0:
 		s.breakOff(streamError("the stream of %s is out of order: frame %d after %d", s.action, r.StreamIndex, s.index))
 		return true
-	case len(s.frames) >= pluginwire.StreamBufferFrames:
+	case r.StreamIndex != 0 && len(s.frames) >= pluginwire.StreamBufferFrames:
+		// A peer with flow control keeps to its window. One without (SDK 0.5 and 0.6)
+		// writes a burst as fast as it can, which is no fault: it is bound by bytes.
 		s.breakOff(streamError("the stream of %s has more than %d unread frames", s.action, pluginwire.StreamBufferFrames))
 		return true
-	case s.bytes+len(r.Data) > pluginwire.StreamBufferBytes:
+	case s.bytes+len(r.Data)+frameOverhead > pluginwire.StreamBufferBytes:
 		s.breakOff(streamError("the stream of %s has more than %d unread bytes", s.action, pluginwire.StreamBufferBytes))
 		return true
 	}
 	s.index = r.StreamIndex
-	s.bytes += len(r.Data)
+	s.bytes += len(r.Data) + frameOverhead
 	s.frames = append(s.frames, frame{bytes.Clone(r.Data), r.StreamIndex})
 	return false
 }
@@ -146,7 +151,7 @@ func (s *Stream) Next(ctx context.Context) (json.RawMessage, error) {
 			if s.frames = s.frames[1:]; len(s.frames) == 0 {
 				s.frames = nil
 			}
-			s.bytes -= len(f.data)
+			s.bytes -= len(f.data) + frameOverhead
 			s.mu.Unlock()
 			if f.index%pluginwire.AckEvery == 0 {
 				s.owed = f.index
