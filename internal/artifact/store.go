@@ -250,6 +250,20 @@ func (s *Store) List() ([]Item, error) {
 	return items, nil
 }
 
+// Remove removes an artifact, whatever uses it, so that the next Install publishes
+// it anew. A missing one is no error.
+func (s *Store) Remove(ctx context.Context, digest string) error {
+	if err := CheckDigest(digest); err != nil {
+		return err
+	}
+	done, err := s.shelf.Turn(ctx, digest)
+	if err != nil {
+		return err
+	}
+	defer done()
+	return s.shelf.Remove(digest)
+}
+
 // Collect removes the artifacts that are not in used and were not asked for since
 // before (Install and Lookup ask). It must not run beside a runtime of another
 // process: what that one uses is not known here. After an error, removed still

@@ -30,6 +30,7 @@ type serverKey struct{}
 //	server kill            SIGKILL
 //	server stop            SIGTERM; must end well
 //	make-image FORM PATH   layout or docker-save: an image around busybox
+//	make-data DIR NAME…    a runtime's data directory with a package of each name, whose digest is $NAME
 //	host kill              SIGKILL the host program of the script's state directory
 //	await PATTERN CMD…     repeat a command until its output matches, for a minute
 //	daemon start NAME MODE DIR   a daemon of the relay whose state directory is DIR
@@ -78,6 +79,7 @@ func TestScripts(t *testing.T) {
 			"daemon": daemonCmd,
 
 			"make-image": makeImageCmd(busybox),
+			"make-data":  makeDataCmd,
 		},
 	})
 }
