@@ -128,6 +128,7 @@ var Floors = []Floor{
 		{"cmd/stockade", false, "the server and the command line"},
 		{"cmd/testagent", false, "the scripted agent, for the demo and tests"},
 		{"cmd/stockade-host", false, "what goes onto a machine where agents run"},
+		{"sdk/python", false, "the Python package for runner authors: its tests"},
 		{"internal/archtest", false, "this table"},
 	}},
 }
