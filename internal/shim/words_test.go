@@ -228,8 +228,12 @@ func TestIdentity(t *testing.T) {
 		}
 	}
 	check(t, writeIdentity(dir, id))
+	// A child of another test that is forked and not executed yet has the lock too.
+	syscall.ForkLock.RLock()
 	f.Close()
-	if alive, err := Find(dir); alive || err != nil {
+	alive, err := Find(dir)
+	syscall.ForkLock.RUnlock()
+	if alive || err != nil {
 		t.Errorf("without the lock: %v %v", alive, err)
 	}
 	check(t, os.WriteFile(filepath.Join(dir, identityFile), []byte("{"), 0o600))
