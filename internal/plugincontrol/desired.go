@@ -1,0 +1,87 @@
+package plugincontrol
+
+import (
+	"context"
+	"encoding/json"
+
+	"github.com/stockade-run/stockade/internal/pluginwire"
+	"github.com/stockade-run/stockade/internal/rpc"
+)
+
+func ping(context.Context, *session, *rpc.Inbound) (any, error) {
+	return json.RawMessage(`{"message":"pong"}`), nil
+}
+
+// fileChunk takes a piece of a file under the context it was admitted with. A
+// candidate's package does not make the candidate current.
+func fileChunk(_ context.Context, s *session, in *rpc.Inbound) (any, error) {
+	if err := s.files.Chunk(in.Data, in.Context); err != nil {
+		return nil, err
+	}
+	return empty, nil
+}
+
+// setRuntimeConfig fixes who the runtime works for, once for the process; on each
+// connection it is what opens it.
+func setRuntimeConfig(ctx context.Context, s *session, in *rpc.Inbound) (any, error) {
+	cfg, err := pluginwire.DecodeRuntimeConfig(in.Data)
+	if err != nil {
+		return nil, err
+	}
+	c := s.control
+	if err := c.cfg.Manager.Configure(ctx, cfg); err != nil {
+		return nil, err
+	}
+	if c.first.CompareAndSwap(false, true) {
+		c.log.Info("configured by LangBot", "profile", string(cfg.Profile), "hard_limits", cfg.Policy.RequireHardLimits,
+			"max_workers", cfg.Policy.MaxWorkers)
+	} else if !s.configured.Load() {
+		c.log.Info("LangBot is connected again")
+	}
+	if c.cfg.Configured != nil {
+		c.cfg.Configured(cfg)
+	}
+	s.configured.Store(true)
+	c.cfg.Link.ready()
+	return empty, nil
+}
+
+func reconcile(ctx context.Context, s *session, in *rpc.Inbound) (any, error) {
+	states, err := pluginwire.DecodeReconcile(in.Data)
+	if err != nil {
+		return nil, err
+	}
+	return s.control.cfg.Manager.Reconcile(ctx, states)
+}
+
+// apply reads the pushed package and deletes it before anything is changed: a
+// failed apply needs the package anew.
+func apply(ctx context.Context, s *session, in *rpc.Inbound) (any, error) {
+	req, err := pluginwire.DecodeApply(in.Data)
+	if err != nil {
+		return nil, err
+	}
+	var archive []byte
+	if req.ArtifactFileKey != "" {
+		if archive, err = s.take(req.ArtifactFileKey, in.Context); err != nil {
+			return nil, err
+		}
+	}
+	return s.control.cfg.Manager.Apply(ctx, in.Context, archive, req)
+}
+
+func remove(ctx context.Context, s *session, in *rpc.Inbound) (any, error) {
+	if err := pluginwire.DecodeRemove(in.Data); err != nil {
+		return nil, err
+	}
+	return s.control.cfg.Manager.Remove(ctx, in.Context)
+}
+
+// take returns what LangBot pushed under a key, and deletes it.
+func (s *session) take(key string, as pluginwire.Context) ([]byte, error) {
+	data, err := s.control.cfg.Transfers.Read(key, as)
+	if err != nil {
+		return nil, err
+	}
+	return data, s.control.cfg.Transfers.Delete(key, as)
+}

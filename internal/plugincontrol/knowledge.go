@@ -1,0 +1,137 @@
+package plugincontrol
+
+import (
+	"context"
+	"encoding/json"
+
+	"github.com/stockade-run/stockade/internal/errdefs"
+	"github.com/stockade-run/stockade/internal/pluginhost"
+	"github.com/stockade-run/stockade/internal/pluginwire"
+	"github.com/stockade-run/stockade/internal/rpc"
+)
+
+// listKnowledgeEngines lists the engines of all plugins. A plugin that does not
+// say what it can is listed without capabilities.
+func listKnowledgeEngines(ctx context.Context, s *session, in *rpc.Inbound) (any, error) {
+	var engines []json.RawMessage
+	for _, p := range s.control.ready(in.Context, nil) {
+		var capabilities json.RawMessage
+		for _, comp := range p.Container().Components {
+			if comp.Kind != KindKnowledgeEngine {
+				continue
+			}
+			if capabilities == nil {
+				capabilities = s.capabilities(ctx, p)
+			}
+			meta := object{comp.Metadata}
+			engines = append(engines, build(
+				field("plugin_id", quote(id(p))),
+				field("name", label(meta)),
+				field("description", meta.or("description", null)),
+				field("capabilities", capabilities),
+				field("creation_schema", build(field("schema", schema(comp, "creation_schema")))),
+				field("retrieval_schema", build(field("schema", schema(comp, "retrieval_schema")))),
+			))
+		}
+	}
+	return build(field("engines", array(engines))), nil
+}
+
+func (s *session) capabilities(ctx context.Context, p Plugin) json.RawMessage {
+	raw, err := p.Call(ctx, pluginwire.ActionGetRAGCapabilities, empty, pluginwire.WorkerTimeout(pluginwire.ActionGetRAGCapabilities))
+	if err == nil {
+		var o object
+		if o, err = readObject(raw, "the answer"); err == nil && o.has("capabilities") {
+			return o.get("capabilities")
+		}
+	}
+	s.control.log.Warn("a knowledge engine did not say what it can", "plugin", id(p), "err", err)
+	return list
+}
+
+// label is what people read: the label, or the name where there is none.
+func label(meta object) json.RawMessage {
+	return meta.or("label", meta.or("name", null))
+}
+
+func schema(comp pluginhost.Component, key string) json.RawMessage {
+	return object{comp.Spec}.or(key, list)
+}
+
+// settingsSchema answers with one schema of a plugin's engine, an empty one where
+// there is none.
+func settingsSchema(key string) handler {
+	return func(_ context.Context, s *session, in *rpc.Inbound) (any, error) {
+		o, err := payload(in)
+		if err != nil {
+			return nil, err
+		}
+		author, name, err := o.identity()
+		if err != nil {
+			return nil, err
+		}
+		found := list
+		if p, ok := s.control.find(in.Context, author, name); ok {
+			for _, comp := range p.Container().Components {
+				if comp.Kind == KindKnowledgeEngine {
+					found = schema(comp, key)
+					break
+				}
+			}
+		}
+		return build(field("schema", found)), nil
+	}
+}
+
+// engine returns the data of a request and the plugin it names.
+func (s *session) engine(in *rpc.Inbound) (object, Plugin, error) {
+	o, err := payload(in)
+	if err != nil {
+		return object{}, nil, err
+	}
+	author, name, err := o.identity()
+	if err != nil {
+		return object{}, nil, err
+	}
+	p, ok := s.control.find(in.Context, author, name)
+	if !ok {
+		return object{}, nil, notFound(author, name)
+	}
+	if !p.Ready() {
+		return object{}, nil, errdefs.New(errdefs.Unavailable, "Plugin %s is not initialized", id(p)).
+			WithNext("it is disabled or still starting")
+	}
+	return o, p, nil
+}
+
+// defaults are the values of fields that may be missing.
+type defaults map[string]json.RawMessage
+
+// forward passes fields of a request on to the plugin it names, and the plugin's
+// answer back as it is. A field with a default may be missing.
+func forward(action string, fields []string, def defaults) handler {
+	return func(ctx context.Context, s *session, in *rpc.Inbound) (any, error) {
+		o, p, err := s.engine(in)
+		if err != nil {
+			return nil, err
+		}
+		ask := make([]pluginwire.Member, 0, len(fields))
+		for _, key := range fields {
+			v := o.get(key)
+			if d, ok := def[key]; ok {
+				v = o.or(key, d)
+			} else if len(v) == 0 {
+				return nil, pluginwire.MissingKey(key)
+			}
+			ask = append(ask, field(key, v))
+		}
+		return raw(p.Call(ctx, action, build(ask...), pluginwire.WorkerTimeout(action)))
+	}
+}
+
+func raw(b json.RawMessage, err error) (any, error) {
+	if err != nil {
+		return nil, err
+	}
+	return b, nil
+}
