@@ -17,7 +17,7 @@ import (
 )
 
 func (a *app) operateCommands() []*cobra.Command {
-	return []*cobra.Command{a.serveCommand(), a.relayCommand(), a.artifactCommand(), a.doctorCommand(), a.workspaceCommand(), a.keyCommand(), a.auditCommand(), a.benchCommand(), a.demoCommand()}
+	return []*cobra.Command{a.serveCommand(), a.runtimeCommand(), a.relayCommand(), a.artifactCommand(), a.doctorCommand(), a.workspaceCommand(), a.keyCommand(), a.auditCommand(), a.benchCommand(), a.demoCommand()}
 }
 
 func (a *app) serveCommand() *cobra.Command {
