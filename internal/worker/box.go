@@ -226,6 +226,11 @@ type launch struct {
 
 // launch starts a container. Where it fails nothing of it stays.
 func (b *box) launch(ctx context.Context, l launch) (*Process, error) {
+	done, err := b.live.begin()
+	if err != nil {
+		return nil, err
+	}
+	defer done()
 	sh, err := b.shape(l.shape)
 	if err != nil {
 		return nil, err
@@ -269,9 +274,7 @@ func (b *box) launch(ctx context.Context, l launch) (*Process, error) {
 	}
 	t.handed = true
 	p := NewProcess(t, e.in(), e.out(), e.err(), t.log)
-	if !b.live.add(p) {
-		return nil, errors.Join(errClosed(), p.end())
-	}
+	b.live.add(p)
 	return p, nil
 }
 
@@ -371,7 +374,7 @@ func (b *box) limits(p pluginwire.WorkerPolicy) api.BoxLimits {
 
 // Close implements Launcher.
 func (b *box) Close() error {
-	if err := b.live.close(); err != nil {
+	if again, err := b.live.close(); again || err != nil {
 		return err
 	}
 	return b.sweep()

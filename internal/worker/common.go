@@ -101,38 +101,52 @@ type live struct {
 	mu     sync.Mutex
 	procs  map[*Process]struct{}
 	closed bool
-	wg     sync.WaitGroup // one per process in procs, until it has ended
+	starts sync.WaitGroup // one per start under way
+	ends   sync.WaitGroup // one per process in procs
 }
 
-// add takes a process in until it has ended, unless the launcher is closed.
-func (l *live) add(p *Process) bool {
+// begin holds the launcher open while something is started, until the returned
+// function is called.
+func (l *live) begin() (done func(), err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.closed {
-		return false
+		return nil, errClosed()
 	}
+	l.starts.Add(1)
+	return l.starts.Done, nil
+}
+
+// add takes a process in until it has ended. It is called between begin and done.
+func (l *live) add(p *Process) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	if l.procs == nil {
 		l.procs = map[*Process]struct{}{}
 	}
 	l.procs[p] = struct{}{}
-	l.wg.Go(func() {
+	l.ends.Go(func() {
 		<-p.Exited()
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		delete(l.procs, p)
 	})
-	return true
 }
 
-// close ends all processes, together, and refuses new ones. It returns what could
-// not be proven gone.
-func (l *live) close() error {
+// close refuses new processes and ends all there are, together. again says that
+// somebody has closed it before. It returns what could not be proven gone.
+func (l *live) close() (again bool, err error) {
 	l.mu.Lock()
-	l.closed = true
+	again, l.closed = l.closed, true
+	l.mu.Unlock()
+	if again {
+		return true, nil
+	}
+	l.starts.Wait()
+	l.mu.Lock()
 	procs := slices.Collect(maps.Keys(l.procs))
 	l.mu.Unlock()
 	errs := make([]error, len(procs))
-	stuck := false
 	var wg sync.WaitGroup
 	for i, p := range procs {
 		wg.Go(func() { errs[i] = p.Stop(0).Err })
@@ -141,14 +155,12 @@ func (l *live) close() error {
 	for _, p := range procs {
 		select {
 		case <-p.Exited():
-		default:
-			stuck = true
+		default: // it cannot be waited for
+			return false, errors.Join(errs...)
 		}
 	}
-	if !stuck {
-		l.wg.Wait()
-	}
-	return errors.Join(errs...)
+	l.ends.Wait()
+	return false, errors.Join(errs...)
 }
 
 func errClosed() error {

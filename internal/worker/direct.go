@@ -148,6 +148,11 @@ func (d *direct) start(ctx context.Context, name string, c command) (*Process, e
 	if err := ctx.Err(); err != nil {
 		return nil, errdefs.Wrap(err, errdefs.Unavailable, "the worker was not started: %v", err)
 	}
+	done, err := d.live.begin()
+	if err != nil {
+		return nil, err
+	}
+	defer done()
 	id := newID(name)
 	t := &directTree{}
 	if d.group != "" {
@@ -177,16 +182,16 @@ func (d *direct) start(ctx context.Context, name string, c command) (*Process, e
 		}
 	}
 	p := NewProcess(t, e.in(), e.out(), e.err(), d.log.With("worker", name))
-	if !d.live.add(p) {
-		p.Stop(0)
-		return nil, errClosed()
-	}
+	d.live.add(p)
 	return p, nil
 }
 
 // Close implements Launcher.
 func (d *direct) Close() error {
-	err := d.live.close()
+	again, err := d.live.close()
+	if again {
+		return nil
+	}
 	d.spawn.close()
 	if d.group != "" {
 		err = errors.Join(err, endGroup(d.cfg.CgroupRoot, d.group))

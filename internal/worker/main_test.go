@@ -47,18 +47,38 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// leftovers lists what launchers could leave on the machine.
+// used are the data directories of all launchers of the tests.
+var used struct {
+	sync.Mutex
+	keys []string
+}
+
+func dataDir(t testing.TB) string {
+	t.Helper()
+	dir := t.TempDir()
+	k, err := key(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	used.Lock()
+	defer used.Unlock()
+	used.keys = append(used.keys, k)
+	return dir
+}
+
+// leftovers lists what launchers of the tests have left on the machine.
 func leftovers() string {
 	var all []string
-	for _, p := range []string{"/run/stockade-workers-*", "/dev/shm/stockade-workers-*", "/sys/fs/cgroup/*/stockade/workers-*",
-		"/sys/fs/cgroup/stockade/workers-*", "/sys/fs/cgroup/*/stockade/direct-*", "/sys/fs/cgroup/stockade/direct-*"} {
-		m, _ := filepath.Glob(p)
-		all = append(all, m...)
-	}
 	mounts, _ := os.ReadFile("/proc/self/mountinfo")
-	for line := range strings.Lines(string(mounts)) {
-		if strings.Contains(line, "stockade-workers") {
-			all = append(all, line)
+	for _, k := range used.keys {
+		for _, p := range []string{"/run/*", "/dev/shm/*", "/sys/fs/cgroup/*/stockade/*", "/sys/fs/cgroup/stockade/*"} {
+			m, _ := filepath.Glob(p + k)
+			all = append(all, m...)
+		}
+		for line := range strings.Lines(string(mounts)) {
+			if strings.Contains(line, k) {
+				all = append(all, line)
+			}
 		}
 	}
 	return strings.Join(all, "\n")
@@ -110,13 +130,15 @@ func bare(t testing.TB, script string) Interpreter {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	for _, f := range []string{filepath.Join(root, "langbot_plugin", "__init__.py"), filepath.Join(dir, "__init__.py")} {
-		if err := os.WriteFile(f, []byte(script[:0]), 0o644); err != nil {
+	for file, content := range map[string]string{
+		filepath.Join(root, "langbot_plugin", "__init__.py"): "",
+		// The package is imported before it is run, by the same file.
+		filepath.Join(dir, "__init__.py"):                  "if __name__ == '__main__':\n    import langbot_plugin.script\n",
+		filepath.Join(root, "langbot_plugin", "script.py"): script,
+	} {
+		if err := os.WriteFile(file, []byte(content), 0o644); err != nil {
 			t.Fatal(err)
 		}
-	}
-	if err := os.WriteFile(filepath.Join(dir, "__init__.py"), []byte(script), 0o644); err != nil {
-		t.Fatal(err)
 	}
 	i.ImportRoot, i.SDK = root, "0.7.18"
 	return i
@@ -164,7 +186,7 @@ func newSpec(t testing.TB, dir, name string) Spec {
 
 func newDirect(t testing.TB, i Interpreter) rig {
 	t.Helper()
-	dir := t.TempDir()
+	dir := dataDir(t)
 	l, err := Direct(DirectConfig{Interp: i, DataDir: dir})
 	if err != nil {
 		t.Fatal(err)
@@ -183,7 +205,7 @@ func boxConfig(t testing.TB, i Interpreter) BoxConfig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return BoxConfig{Interp: i, DataDir: t.TempDir(), Policy: policy(), InitPath: initPath(t), Runtime: rt}
+	return BoxConfig{Interp: i, DataDir: dataDir(t), Policy: policy(), InitPath: initPath(t), Runtime: rt}
 }
 
 func newBox(t testing.TB, i Interpreter, change ...func(*BoxConfig)) rig {

@@ -13,6 +13,7 @@ import (
 	"net/http/httputil"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -47,16 +48,15 @@ func indexHosts(index string, more []string) (map[string]bool, error) {
 	}
 	hosts := map[string]bool{authority(u): true}
 	for _, h := range more {
-		if host, port, err := net.SplitHostPort(h); err == nil && host != "" && port != "" {
-			hosts[strings.ToLower(net.JoinHostPort(host, port))] = true
-			continue
+		host, ports := strings.Trim(h, "[]"), []string{"80", "443"}
+		if at, port, err := net.SplitHostPort(h); err == nil {
+			host, ports = at, []string{port}
 		}
-		h = strings.Trim(h, "[]")
-		if h == "" || strings.ContainsAny(h, "/@ ") {
+		if _, err := strconv.ParseUint(ports[0], 10, 16); err != nil || host == "" || strings.ContainsAny(host, "/@ ") {
 			return nil, errdefs.New(errdefs.Invalid, "the host %q for installers must be HOST or HOST:PORT", h)
 		}
-		for _, port := range []string{"80", "443"} {
-			hosts[strings.ToLower(net.JoinHostPort(h, port))] = true
+		for _, port := range ports {
+			hosts[strings.ToLower(net.JoinHostPort(host, port))] = true
 		}
 	}
 	return hosts, nil
