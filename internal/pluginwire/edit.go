@@ -111,21 +111,28 @@ func ForHost(data json.RawMessage, identity string, more ...Member) (json.RawMes
 	return Edit(data, untrusted, set...)
 }
 
-// Field returns a member of a JSON object, nil if there is none or data is not an
-// object. Of two with one name it is the last.
-func Field(data json.RawMessage, name string) json.RawMessage {
-	var found json.RawMessage
+// Members calls do with the name and the value of every member of a JSON object, in
+// their order; both are parts of data where they can be. Errors: not an object.
+func Members(data json.RawMessage, do func(name []byte, value json.RawMessage)) error {
 	o := open(data, 0)
 	for {
 		quoted, value, _, ok := o.next()
 		if !ok {
-			break
+			return o.err
 		}
-		if string(plainName(quoted)) == name {
+		do(plainName(quoted), value)
+	}
+}
+
+// Field returns a member of a JSON object, nil if there is none or data is not an
+// object. Of two with one name it is the last.
+func Field(data json.RawMessage, name string) json.RawMessage {
+	var found json.RawMessage
+	if Members(data, func(member []byte, value json.RawMessage) {
+		if string(member) == name {
 			found = value
 		}
-	}
-	if o.err != nil {
+	}) != nil {
 		return nil
 	}
 	return found

@@ -331,17 +331,28 @@ type chunk struct {
 }
 
 func decodeChunk(data json.RawMessage) (c chunk, err error) {
-	field := func(name string) json.RawMessage {
-		raw := pluginwire.Field(data, name)
-		if raw == nil && err == nil {
-			err = pluginwire.MissingKey(name)
+	var key, text, index, amount json.RawMessage
+	if err := pluginwire.Members(data, func(name []byte, value json.RawMessage) {
+		switch string(name) { // of two with one name the last counts
+		case "file_key":
+			key = value
+		case "chunk_base64":
+			text = value
+		case "chunk_index":
+			index = value
+		case "chunk_amount":
+			amount = value
 		}
-		return raw
-	}
-	key, text := field("file_key"), field("chunk_base64")
-	index, amount := field("chunk_index"), field("chunk_amount")
-	if err != nil {
+	}); err != nil {
 		return chunk{}, err
+	}
+	for _, member := range []struct {
+		name  string
+		value json.RawMessage
+	}{{"file_key", key}, {"chunk_base64", text}, {"chunk_index", index}, {"chunk_amount", amount}} {
+		if member.value == nil {
+			return chunk{}, pluginwire.MissingKey(member.name)
+		}
 	}
 	var ok bool
 	if c.key, ok = plain(key); !ok {
