@@ -45,9 +45,9 @@ type slot struct {
 	ready bool
 }
 
-// attachLocked puts an installation into the pool of its digest, or attaches its
-// slot again; mu is held. What stands in the way makes the installation failed.
-func (m *Manager) attachLocked(inst *installation) {
+// attachLocked puts an installation into the pool of its digest, whose directories
+// are d, or attaches its slot again; mu is held. What stands in the way makes the installation failed.
+func (m *Manager) attachLocked(inst *installation, d dirs) {
 	fail := func(err error) {
 		inst.state, inst.code, inst.message = pluginwire.StateFailed, pluginwire.ErrorWorkerLaunch, errText(err)
 	}
@@ -62,11 +62,6 @@ func (m *Manager) attachLocked(inst *installation) {
 		if limit := m.runtime.Policy.MaxWorkers; len(m.pools) >= limit {
 			m.counter.refusedPools.Add(1)
 			fail(errdefs.New(errdefs.Exhausted, "shared worker capacity reached: max_workers = %d", limit))
-			return
-		}
-		d, err := m.poolDirs(digest)
-		if err != nil {
-			fail(err)
 			return
 		}
 		p = &pool{m: m, digest: digest, artifact: inst.artifact, tree: inst.tree, dirs: d, logs: pluginlog.New(),

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -13,6 +14,7 @@ import (
 	"github.com/stockade-run/stockade/internal/deptree"
 	"github.com/stockade-run/stockade/internal/errdefs"
 	"github.com/stockade-run/stockade/internal/need"
+	"github.com/stockade-run/stockade/internal/oci"
 	"github.com/stockade-run/stockade/internal/plugintest"
 	"github.com/stockade-run/stockade/internal/pluginwire"
 	"github.com/stockade-run/stockade/internal/rpc"
@@ -20,7 +22,8 @@ import (
 	"github.com/stockade-run/stockade/internal/worker"
 )
 
-// genuine is a rig whose workers are plain processes of a published SDK.
+// genuine is a rig whose workers are of a published SDK: plain processes in
+// oss_dev, boxes in shared.
 func genuine(t *testing.T, series string, profile pluginwire.Profile) *rig {
 	t.Helper()
 	i, err := worker.Probe(t.Context(), need.SDK(t, series))
@@ -35,8 +38,15 @@ func genuine(t *testing.T, series string, profile pluginwire.Profile) *rig {
 	}
 	r.m, err = New(Config{
 		DataDir: dir, Artifacts: arts, Host: r.host,
-		Launchers: func(pluginwire.RuntimeConfig) (worker.Launcher, error) {
-			return worker.Direct(worker.DirectConfig{Interp: i, DataDir: dir})
+		Launchers: func(rc pluginwire.RuntimeConfig) (worker.Launcher, error) {
+			if rc.Profile == pluginwire.ProfileOSS {
+				return worker.Direct(worker.DirectConfig{Interp: i, DataDir: dir})
+			}
+			oci, err := oci.FindRuntime(need.Runc(t))
+			if err != nil {
+				return nil, err
+			}
+			return worker.Box(worker.BoxConfig{Interp: i, DataDir: dir, Policy: rc.Policy, InitPath: hostProgram(t), Runtime: oci})
 		},
 		Trees: func(rc pluginwire.RuntimeConfig, l worker.Launcher) (Trees, error) {
 			return deptree.Open(deptree.Config{Dir: filepath.Join(dir, "plugin-runtime", "environments"), Interp: i, Profile: string(rc.Profile)})
@@ -53,6 +63,25 @@ func genuine(t *testing.T, series string, profile pluginwire.Profile) *rig {
 		t.Fatal(err)
 	}
 	return r
+}
+
+// hostProgram builds PID 1 of boxes.
+func hostProgram(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "stockade-pluginhost") // not below 0700 directories of the test
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("go", "build", "-o", dir, "../../cmd/stockade-host")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	return filepath.Join(dir, "stockade-host")
 }
 
 // writable lets the test's directory be removed: artifacts and trees are read-only.
@@ -119,63 +148,71 @@ func TestGenuineDedicated(t *testing.T) {
 	for _, series := range []string{"0.5.5", "0.6.3", "0.7"} {
 		t.Run(series, func(t *testing.T) {
 			t.Parallel()
-			r := genuine(t, series, pluginwire.ProfileOSS)
-			p := packed(t, "kit")
-			b := p.bind("inst-a", 1, 1)
-			r.host.set(map[string]string{"inst-a": `{"greeting":"hi"}`})
-			file := []byte(strings.Repeat("stockade ", 5000))
-			r.host.answer(func(ctx context.Context, in *rpc.Inbound) (any, error, bool) {
-				switch in.Action {
-				case pluginwire.ActionGetBinaryStorage:
-					return map[string]any{"value_base64": "dmFsdWU="}, nil, true
-				case pluginwire.ActionSetBinaryStorage:
-					return nil, nil, true
-				case pluginwire.ActionGetKnowledgeFileStream:
-					key, err := transfer.Send(ctx, in.Conn, file, "txt", in.Context)
-					return map[string]any{"file_key": key}, err, true
-				}
-				return nil, nil, false
-			})
-			r.apply(b, p, true, pluginwire.ModeDedicated)
-			r.wait(b, pluginwire.StateRunning)
-			if out, err := r.tool(b, "echo", map[string]any{"x": 1}); err != nil || out["greeting"] != "hi" {
-				t.Errorf("echo: %v, %v", out, err)
-			}
-			if out, err := r.tool(b, "probe", map[string]any{"op": "bots"}); err != nil {
-				t.Errorf("bots: %v, %v", out, err)
-			}
-			if calls := r.host.made(pluginwire.ActionGetBots); len(calls) != 1 || calls[0].from != b || !strings.Contains(calls[0].data, `"caller_plugin_identity":"stockade/kit"`) {
-				t.Errorf("LangBot saw %+v", calls)
-			}
-			if out, err := r.tool(b, "probe", map[string]any{"op": "store", "key": "k", "value": "v"}); err != nil || out["value"] != "value" {
-				t.Errorf("store: %v, %v", out, err)
-			}
-			if calls := r.host.made(pluginwire.ActionSetBinaryStorage); len(calls) != 1 || !strings.Contains(calls[0].data, `"owner_type":"plugin"`) || !strings.Contains(calls[0].data, `"owner":"stockade/kit"`) {
-				t.Errorf("LangBot saw %+v", calls)
-			}
-			if out, err := r.tool(b, "probe", map[string]any{"op": "file", "path": "x"}); err != nil || out["size"] != float64(len(file)) {
-				t.Errorf("file: %v", err)
-			}
-			if _, err := r.tool(b, "probe", map[string]any{"op": "noise", "lines": []string{"{not json", "hello", `{"action":"get_bots"}`}}); err != nil {
-				t.Errorf("noise: %v", err)
-			}
-			if _, err := r.tool(b, "probe", map[string]any{"op": "log", "lines": []string{"said aloud"}}); err != nil {
-				t.Errorf("log: %v", err)
-			}
-			r.logged(b, "said aloud")
-			old := r.plugin(b)
-			if _, err := r.tool(b, "probe", map[string]any{"op": "exit", "code": 4}); !errdefs.Is(err, errdefs.Unavailable) {
-				t.Errorf("a call whose worker ended: %v", err)
-			}
-			<-old.Gone()
-			r.wait(b, pluginwire.StateFailed)
-			r.wait(b, pluginwire.StateRunning)
-			if out, err := r.tool(b, "echo", map[string]any{}); err != nil || out["greeting"] != "hi" {
-				t.Errorf("echo after the crash: %v, %v", out, err)
-			}
-			r.remove(b)
+			testDedicated(t, genuine(t, series, pluginwire.ProfileOSS))
+		})
+		t.Run(series+" boxed", func(t *testing.T) {
+			t.Parallel()
+			need.Runc(t)
+			testDedicated(t, genuine(t, series, pluginwire.ProfileShared))
 		})
 	}
+}
+
+func testDedicated(t *testing.T, r *rig) {
+	p := packed(t, "kit")
+	b := p.bind("inst-a", 1, 1)
+	r.host.set(map[string]string{"inst-a": `{"greeting":"hi"}`})
+	file := []byte(strings.Repeat("stockade ", 5000))
+	r.host.answer(func(ctx context.Context, in *rpc.Inbound) (any, error, bool) {
+		switch in.Action {
+		case pluginwire.ActionGetBinaryStorage:
+			return map[string]any{"value_base64": "dmFsdWU="}, nil, true
+		case pluginwire.ActionSetBinaryStorage:
+			return nil, nil, true
+		case pluginwire.ActionGetKnowledgeFileStream:
+			key, err := transfer.Send(ctx, in.Conn, file, "txt", in.Context)
+			return map[string]any{"file_key": key}, err, true
+		}
+		return nil, nil, false
+	})
+	r.apply(b, p, true, pluginwire.ModeDedicated)
+	r.wait(b, pluginwire.StateRunning)
+	if out, err := r.tool(b, "echo", map[string]any{"x": 1}); err != nil || out["greeting"] != "hi" {
+		t.Errorf("echo: %v, %v", out, err)
+	}
+	if out, err := r.tool(b, "probe", map[string]any{"op": "bots"}); err != nil {
+		t.Errorf("bots: %v, %v", out, err)
+	}
+	if calls := r.host.made(pluginwire.ActionGetBots); len(calls) != 1 || calls[0].from != b || !strings.Contains(calls[0].data, `"caller_plugin_identity":"stockade/kit"`) {
+		t.Errorf("LangBot saw %+v", calls)
+	}
+	if out, err := r.tool(b, "probe", map[string]any{"op": "store", "key": "k", "value": "v"}); err != nil || out["value"] != "value" {
+		t.Errorf("store: %v, %v", out, err)
+	}
+	if calls := r.host.made(pluginwire.ActionSetBinaryStorage); len(calls) != 1 || !strings.Contains(calls[0].data, `"owner_type":"plugin"`) || !strings.Contains(calls[0].data, `"owner":"stockade/kit"`) {
+		t.Errorf("LangBot saw %+v", calls)
+	}
+	if out, err := r.tool(b, "probe", map[string]any{"op": "file", "path": "x"}); err != nil || out["size"] != float64(len(file)) {
+		t.Errorf("file: %v", err)
+	}
+	if _, err := r.tool(b, "probe", map[string]any{"op": "noise", "lines": []string{"{not json", "hello", `{"action":"get_bots"}`}}); err != nil {
+		t.Errorf("noise: %v", err)
+	}
+	if _, err := r.tool(b, "probe", map[string]any{"op": "log", "lines": []string{"said aloud"}}); err != nil {
+		t.Errorf("log: %v", err)
+	}
+	r.logged(b, "said aloud")
+	old := r.plugin(b)
+	if _, err := r.tool(b, "probe", map[string]any{"op": "exit", "code": 4}); !errdefs.Is(err, errdefs.Unavailable) {
+		t.Errorf("a call whose worker ended: %v", err)
+	}
+	<-old.Gone()
+	r.wait(b, pluginwire.StateFailed)
+	r.wait(b, pluginwire.StateRunning)
+	if out, err := r.tool(b, "echo", map[string]any{}); err != nil || out["greeting"] != "hi" {
+		t.Errorf("echo after the crash: %v, %v", out, err)
+	}
+	r.remove(b)
 }
 
 // logged waits until a line is in the plugin's log.
@@ -220,65 +257,73 @@ func TestGenuinePool(t *testing.T) {
 	for _, series := range []string{"0.6.3", "0.7"} {
 		t.Run(series, func(t *testing.T) {
 			t.Parallel()
-			r := genuine(t, series, pluginwire.ProfileOSS)
-			p := packed(t, "pool")
-			a, b := p.bind("inst-a", 1, 1), p.bind("inst-b", 1, 1)
-			r.host.set(map[string]string{"inst-a": `{"who":"a"}`, "inst-b": `{"who":"b"}`})
-			r.apply(a, p, true, inPool)
-			r.apply(b, p, true, inPool)
-			r.wait(a, pluginwire.StateRunning)
-			r.wait(b, pluginwire.StateRunning)
-			who := func(x pluginwire.Context) (string, float64) {
-				t.Helper()
-				out, err := r.tool(x, "slot", map[string]any{"op": "who"})
-				if err != nil {
-					t.Fatal(err)
-				}
-				return out["config"].(map[string]any)["who"].(string), out["pid"].(float64)
-			}
-			wa, pa := who(a)
-			wb, pb := who(b)
-			if wa != "a" || wb != "b" || pa != pb {
-				t.Fatalf("SW-01: %s %v, %s %v", wa, pa, wb, pb)
-			}
-			for _, x := range []pluginwire.Context{a, b} { // SW-02
-				if _, err := r.tool(x, "slot", map[string]any{"op": "bots"}); err != nil {
-					t.Fatal(err)
-				}
-				calls := r.host.made(pluginwire.ActionGetBots)
-				if last := calls[len(calls)-1]; last.from != x {
-					t.Errorf("SW-02: a call of %s came as %+v", x.InstallationUUID, last.from)
-				}
-			}
-			// SW-03: what A has been sent, B cannot read, and the other way round.
-			key, err := r.plugin(a).SendFile(t.Context(), []byte("for A"), "txt")
-			if err != nil || key == "" {
-				t.Errorf("SW-03: %v", err)
-			}
-			// An update of A: fresh settings in the same process, B untouched.
-			r.host.set(map[string]string{"inst-a": `{"who":"a2"}`, "inst-b": `{"who":"b"}`})
-			r.apply(a, p, true, inPool)
-			r.until(func() bool { w, _ := who(a); return w == "a2" })
-			if w, pid := who(b); w != "b" || pid != pb {
-				t.Errorf("B after A's update: %s %v", w, pid)
-			}
-			// SW-04: the process dies; its replacement has both again.
-			_, _ = r.tool(a, "slot", map[string]any{"op": "exit"})
-			r.wait(b, pluginwire.StateFailed)
-			r.wait(a, pluginwire.StateRunning)
-			r.wait(b, pluginwire.StateRunning)
-			wa, p2 := who(a)
-			if wb, p3 := who(b); wa != "a2" || wb != "b" || p2 != p3 || p2 == pa {
-				t.Errorf("SW-04: %s %v, %s %v", wa, p2, wb, p3)
-			}
-			// SW-05: A leaves, B stays, in the same process.
-			r.remove(a)
-			if w, pid := who(b); w != "b" || pid != p2 {
-				t.Errorf("SW-05: %s %v", w, pid)
-			}
-			r.remove(b)
+			testPool(t, genuine(t, series, pluginwire.ProfileOSS))
+		})
+		t.Run(series+" boxed", func(t *testing.T) {
+			t.Parallel()
+			need.Runc(t)
+			testPool(t, genuine(t, series, pluginwire.ProfileShared))
 		})
 	}
+}
+
+func testPool(t *testing.T, r *rig) {
+	p := packed(t, "pool")
+	a, b := p.bind("inst-a", 1, 1), p.bind("inst-b", 1, 1)
+	r.host.set(map[string]string{"inst-a": `{"who":"a"}`, "inst-b": `{"who":"b"}`})
+	r.apply(a, p, true, inPool)
+	r.apply(b, p, true, inPool)
+	r.wait(a, pluginwire.StateRunning)
+	r.wait(b, pluginwire.StateRunning)
+	who := func(x pluginwire.Context) (string, float64) {
+		t.Helper()
+		out, err := r.tool(x, "slot", map[string]any{"op": "who"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return out["config"].(map[string]any)["who"].(string), out["pid"].(float64)
+	}
+	wa, pa := who(a)
+	wb, pb := who(b)
+	if wa != "a" || wb != "b" || pa != pb {
+		t.Fatalf("SW-01: %s %v, %s %v", wa, pa, wb, pb)
+	}
+	for _, x := range []pluginwire.Context{a, b} { // SW-02
+		if _, err := r.tool(x, "slot", map[string]any{"op": "bots"}); err != nil {
+			t.Fatal(err)
+		}
+		calls := r.host.made(pluginwire.ActionGetBots)
+		if last := calls[len(calls)-1]; last.from != x {
+			t.Errorf("SW-02: a call of %s came as %+v", x.InstallationUUID, last.from)
+		}
+	}
+	// SW-03: what A has been sent, B cannot read, and the other way round.
+	key, err := r.plugin(a).SendFile(t.Context(), []byte("for A"), "txt")
+	if err != nil || key == "" {
+		t.Errorf("SW-03: %v", err)
+	}
+	// An update of A: fresh settings in the same process, B untouched.
+	r.host.set(map[string]string{"inst-a": `{"who":"a2"}`, "inst-b": `{"who":"b"}`})
+	r.apply(a, p, true, inPool)
+	r.until(func() bool { w, _ := who(a); return w == "a2" })
+	if w, pid := who(b); w != "b" || pid != pb {
+		t.Errorf("B after A's update: %s %v", w, pid)
+	}
+	// SW-04: the process dies; its replacement has both again.
+	_, _ = r.tool(a, "slot", map[string]any{"op": "exit"})
+	r.wait(b, pluginwire.StateFailed)
+	r.wait(a, pluginwire.StateRunning)
+	r.wait(b, pluginwire.StateRunning)
+	wa, p2 := who(a)
+	if wb, p3 := who(b); wa != "a2" || wb != "b" || p2 != p3 || r.m.counter.poolStarts.Load() != 2 {
+		t.Errorf("SW-04: %s %v, %s %v", wa, p2, wb, p3)
+	}
+	// SW-05: A leaves, B stays, in the same process.
+	r.remove(a)
+	if w, pid := who(b); w != "b" || pid != p2 {
+		t.Errorf("SW-05: %s %v", w, pid)
+	}
+	r.remove(b)
 }
 
 // until waits for a condition.
