@@ -18,7 +18,8 @@
 //	preparing dependency trees             Manager.limiter, max_concurrent_restarts
 //	                                       at a time
 //	launching workers                      the gate, so many at a time
-//	a pool's conversation about slots      pool.life: one attach or detach at a time
+//	attaching slots to a pool              pool.life: one at a time; a detach does not
+//	                                       wait for a sibling's attach
 //	a worker process and its connection    the attempt that started it; others ask by
 //	                                       ending the supervisor's context
 //	pending capabilities, debug keys       internal/registration, own locks

@@ -27,7 +27,7 @@ type pool struct {
 	tree     deptree.Tree
 	dirs     dirs
 	logs     *pluginlog.Buffer
-	life     tokens // one: conversation about slots
+	life     tokens // one: attaching
 	// ---
 	slots    map[pluginwire.Context]*slot
 	link     *link // registered
@@ -170,7 +170,7 @@ func (p *pool) attempt(ctx context.Context, permit permit) error {
 }
 
 // registerPool binds a link to its pool and schedules every slot. It asks nobody
-// and does not wait for the pool's conversation about slots: the worker gets its
+// and does not wait for an attach under way: the worker gets its
 // answer at once, and no initialize_plugin.
 func (m *Manager) registerPool(l *link, grant registration.Grant, c Container) error {
 	m.mu.Lock()

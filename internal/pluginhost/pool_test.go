@@ -342,6 +342,14 @@ func TestPoolSlowSlot(t *testing.T) {
 			r.t.Errorf("registering took %s", took)
 		}
 		r.apply(b, p, true, inPool)
+		c := p.bind("inst-c", 1, 1)
+		r.apply(c, p, true, inPool)
+		synctest.Wait()
+		asked := time.Now()
+		r.remove(c)
+		if took := time.Since(asked); took > time.Second {
+			r.t.Errorf("a removal waited %s for a sibling's attach", took)
+		}
 		time.Sleep(AttachWithin - time.Second)
 		synctest.Wait()
 		r.state(a, pluginwire.StateStarting)

@@ -67,11 +67,11 @@ func (m *Manager) attach(ctx context.Context, l *link, s *slot) {
 		m.counter.attached.Add(1)
 		return
 	}
+	if ctx.Err() != nil || !m.slotCurrent(l, s) {
+		return // fenced, detached, or the worker has gone: who did that tells the worker, and the record
+	}
 	if told {
 		m.tellDetached(l, inst.binding)
-	}
-	if ctx.Err() != nil || !m.slotCurrent(l, s) {
-		return // fenced, detached, or the worker has gone: who did that says so
 	}
 	if errors.Is(context.Cause(bounded), errAttachLate) {
 		err = errAttachLate
@@ -171,8 +171,9 @@ func (m *Manager) tellDetached(l *link, b pluginwire.Context) {
 }
 
 // detach takes an installation out of its pool: from the first line on nothing of
-// its binding is admitted. Its attach is cancelled, its requests under way are,
-// and no one else's; then the worker is told. The last one stops the process.
+// its binding is admitted. Its attach is cancelled and waited for, its requests
+// under way are cancelled, and no one else's; then the worker is told. It does not
+// wait for the attach of a sibling, which may hang. The last one stops the process.
 func (m *Manager) detach(inst *installation, cause error) {
 	m.mu.Lock()
 	s := inst.slot
@@ -207,10 +208,5 @@ func (m *Manager) detach(inst *installation, cause error) {
 		return
 	}
 	l.conn.CancelMatching(inst.binding)
-	free, err := p.life.acquire(l.life)
-	if err != nil {
-		return // the process has gone
-	}
-	defer free()
 	m.tellDetached(l, inst.binding)
 }
