@@ -156,9 +156,12 @@ func (c *converter) value(n *yaml.Node, depth int) (any, error) {
 				return n.Value, nil
 			}
 			return v, nil
-		default:
-			return n.Value, nil
 		}
+		// A tag of its own is no safe YAML for the published SDK either.
+		if tag := n.ShortTag(); strings.HasPrefix(tag, "!") && !strings.HasPrefix(tag, "!!") {
+			return nil, refuse("manifest.yaml uses the tag %q", clip(tag))
+		}
+		return n.Value, nil
 	}
 	return nil, nil
 }

@@ -38,7 +38,8 @@ type Config struct {
 	TrustedHosts []string // see InstallSpec
 	Uv           string   // path of uv; "" installs with pip
 	// RelaxedPin admits a single "==X" of series 0.6 on a newer Runtime of series
-	// 0.6, as the published SDK 0.7 does. False is strict.
+	// 0.6, as later upstream sources do. False is strict, which is what the published
+	// SDK 0.6.3 is, when asked; under SDK 0.7 the two are the same.
 	RelaxedPin bool
 	Timeout    time.Duration // of one installation; 0 = 600 s
 	Logger     *slog.Logger  // nil discards

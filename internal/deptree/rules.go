@@ -91,7 +91,7 @@ func (s *Store) refusal(r reply) error {
 		return errdefs.New(errdefs.Unavailable, "the interpreter %s has neither pip nor packaging, so that requirements cannot be read", s.cfg.Interp.Path).
 			WithNext("%s -m ensurepip", s.cfg.Interp.Path)
 	case "option":
-		return errdefs.New(errdefs.Invalid, "requirements.txt must not contain pip options (line %d)", e.Line)
+		return errdefs.New(errdefs.Invalid, "requirements.txt cannot contain pip options (line %d)", e.Line)
 	case "invalid":
 		return errdefs.New(errdefs.Invalid, "requirements.txt has an invalid requirement (line %d)", e.Line).
 			WithNext("write one PEP 508 requirement per line, without a comment behind it")
@@ -100,7 +100,7 @@ func (s *Store) refusal(r reply) error {
 	case "too_many":
 		return errdefs.New(errdefs.Exhausted, "requirements.txt has too many requirements: the limit is %d (line %d)", maxRequirements, e.Line)
 	case "sdk_url":
-		return errdefs.New(errdefs.Invalid, "langbot-plugin must not be a direct URL requirement: plugins use the Runtime's (line %d)", e.Line)
+		return errdefs.New(errdefs.Invalid, "the Runtime-provided langbot-plugin cannot be a direct URL requirement (line %d)", e.Line)
 	case "sdk_unknown":
 		return errdefs.New(errdefs.Unavailable, "langbot-plugin is required, but the version of the Runtime's SDK is unavailable (line %d)", e.Line)
 	case "sdk_mismatch":
@@ -112,7 +112,7 @@ func (s *Store) refusal(r reply) error {
 }
 
 func (s *Store) mismatch(requirement string) error {
-	return errdefs.New(errdefs.Invalid, "plugin requires %s, but the Runtime provides langbot-plugin %s", redact(requirement), s.cfg.Interp.SDK).
+	return errdefs.New(errdefs.Invalid, "plugin requires %s, but the Runtime provides langbot-plugin==%s", redact(requirement), s.cfg.Interp.SDK).
 		WithNext("ask for a range that holds it, or run another SDK in the runtime")
 }
 

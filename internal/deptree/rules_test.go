@@ -52,7 +52,7 @@ func TestRules(t *testing.T) {
 		"SDK any":            {text: "langbot-plugin", sdk: "0.6.0b5", want: ""},
 		"SDK exact":          {text: "langbot-plugin==0.7.18", want: ""},
 		"SDK pre counts":     {text: "langbot-plugin>=0.5", sdk: "0.6.0b5", want: ""},
-		"SDK other":          {text: "a\nlangbot-plugin==0.7.17", code: errdefs.Invalid, want: "plugin requires langbot-plugin==0.7.17, but the Runtime provides langbot-plugin 0.7.18"},
+		"SDK other":          {text: "a\nlangbot-plugin==0.7.17", code: errdefs.Invalid, want: "plugin requires langbot-plugin==0.7.17, but the Runtime provides langbot-plugin==0.7.18"},
 		"SDK newer":          {text: "langbot-plugin>=0.8", code: errdefs.Invalid, want: "Runtime provides"},
 		"SDK beta":           {text: "langbot-plugin==0.6.0b3", sdk: "0.6.0b5", code: errdefs.Invalid, want: "Runtime provides"},
 		"SDK strict 0.6":     {text: "langbot-plugin==0.6.1", sdk: "0.6.3", code: errdefs.Invalid, want: "Runtime provides"},
