@@ -15,6 +15,7 @@ type strict struct {
 	model    string
 	fields   map[string][]byte
 	problems []string
+	broken   bool // it is no object: nothing more can be said
 }
 
 // maxProblems bounds how many faults one error names.
@@ -36,13 +37,13 @@ func readStrict(raw []byte, model string, names ...string) *strict {
 		s.fields[name] = value
 	}
 	if o.err != nil {
-		s.problems = append(s.problems[:0], o.err.Error())
+		s.problems, s.broken = append(s.problems[:0], o.err.Error()), true
 	}
 	return s
 }
 
 func (s *strict) bad(name, format string, args ...any) {
-	if len(s.problems) < maxProblems {
+	if len(s.problems) < maxProblems && !s.broken {
 		s.problems = append(s.problems, name+": "+fmt.Sprintf(format, args...))
 	}
 }

@@ -259,7 +259,7 @@ func TestStream(t *testing.T) {
 			t.Errorf("%d frames, %v", n, err)
 		}
 		stop()
-		if s, err = l.Stream(context.Background(), "act", nil, CallOptions{}); !errors.Is(err, ErrClosed) {
+		if _, err = l.Stream(context.Background(), "act", nil, CallOptions{}); !errors.Is(err, ErrClosed) {
 			t.Errorf("after the end: %v", err)
 		}
 	})
