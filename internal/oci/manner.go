@@ -68,7 +68,9 @@ func (r Runtime) Command(root string, args ...string) []string {
 // first.
 const sandboxTasks = 64
 
-func hostTasks(pids int64) int64 { return 2*pids + sandboxTasks }
+// HostTasks returns how many of this machine's tasks a sandbox with its own kernel
+// needs for that many processes and threads.
+func HostTasks(pids int64) int64 { return 2*pids + sandboxTasks }
 
 // SandboxPids returns how many processes and threads a sandbox with its own
 // kernel may have: what was asked for, 0 being no limit, but not more than a box

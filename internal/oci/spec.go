@@ -181,7 +181,7 @@ func resources(c Container) *specs.LinuxResources {
 	}
 	if n := c.Proc.Pids; n > 0 {
 		if c.OwnKernel {
-			n = hostTasks(n)
+			n = HostTasks(n)
 		}
 		r.Pids = &specs.LinuxPids{Limit: &n}
 	}

@@ -147,13 +147,10 @@ func (b *box) machine() error {
 	if b.mode, err = cgroup.Detect(b.cfg.CgroupRoot); err != nil {
 		return err
 	}
-	missing, ok := b.mode.Enforces()
-	switch {
-	case ok:
-	case b.cfg.Policy.RequireHardLimits:
-		return errdefs.New(errdefs.Unavailable, "the policy requires hard limits and this machine cannot enforce them: the control group controllers %s are missing", strings.Join(missing, ", ")).
-			WithNext("enable them (stockade doctor says how), or accept workers without these limits with require_hard_limits=false")
-	default:
+	if err := b.enforces(b.cfg.Policy); err != nil {
+		return err
+	}
+	if missing, ok := b.mode.Enforces(); !ok {
 		b.log.Warn("workers run without some limits of the policy", "missing controllers", missing)
 	}
 	if b.seccomp, err = oci.Seccomp(); err != nil {
@@ -161,6 +158,16 @@ func (b *box) machine() error {
 	}
 	b.deepRO = b.cfg.Runtime.RecursiveReadOnly(context.Background())
 	return nil
+}
+
+// enforces refuses a policy that requires limits this machine cannot enforce.
+func (b *box) enforces(p pluginwire.WorkerPolicy) error {
+	missing, ok := b.mode.Enforces()
+	if ok || !p.RequireHardLimits {
+		return nil
+	}
+	return errdefs.New(errdefs.Unavailable, "the policy requires hard limits and this machine cannot enforce them: the control group controllers %s are missing", strings.Join(missing, ", ")).
+		WithNext("enable them (stockade doctor says how), or accept workers without these limits with require_hard_limits=false")
 }
 
 // Start implements Launcher.
@@ -231,12 +238,15 @@ func (b *box) launch(ctx context.Context, l launch) (*Process, error) {
 		return nil, err
 	}
 	defer done()
+	if err := b.enforces(l.policy); err != nil {
+		return nil, err
+	}
 	sh, err := b.shape(l.shape)
 	if err != nil {
 		return nil, err
 	}
 	id := newID(l.name)
-	t := &boxTree{rt: b.cfg.Runtime, root: filepath.Join(b.dir, "runtime"), id: id, log: b.log.With("worker", l.name),
+	t := &boxTree{rt: b.cfg.Runtime, root: filepath.Join(b.dir, "runtime"), host: b.cfg.InitPath, id: id, groups: b.cfg.CgroupRoot, log: b.log.With("worker", l.name),
 		group: cgroup.New(b.cfg.CgroupRoot, b.cfg.CgroupParent+"/"+id), memory: l.policy.MaxMemoryMB, waited: make(chan struct{})}
 	slot, err := b.slots.take(l.name, ownerOf(l.own))
 	if err != nil {
@@ -365,10 +375,14 @@ func (b *box) limits(p pluginwire.WorkerPolicy) api.BoxLimits {
 	if p.MaxCPUs > 0 {
 		millis = max(1, millis)
 	}
+	pids := int64(tasks(p))
+	if pids > 0 && b.cfg.Runtime.Manner.OwnKernel {
+		pids = oci.HostTasks(pids)
+	}
 	return b.mode.Enforceable(api.BoxLimits{
 		CPUMillis:   millis,
 		MemoryBytes: int64(p.MaxMemoryMB) << 20,
-		Pids:        int64(tasks(p)),
+		Pids:        pids,
 	})
 }
 

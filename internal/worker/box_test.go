@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stockade-run/stockade/internal/errdefs"
+	"github.com/stockade-run/stockade/internal/need"
 	"github.com/stockade-run/stockade/internal/pluginwire"
 )
 
@@ -204,7 +205,7 @@ func must[T any](v T, err error) T {
 // one installation's files were the other's user's.
 func TestBoxesAreApart(t *testing.T) {
 	t.Parallel()
-	r := newBox(t, bare(t, "import os,sys\nopen('/data/x','w').close()\nprint('up',flush=True)\nsys.stdin.read()\n"), func(c *BoxConfig) { c.Network = NetworkNone })
+	r := newBox(t, bare(t, "import os,sys\nopen('/data/x','w').close()\nprint('up',flush=True)\nsys.stdin.read()\n"), noNetwork)
 	a := start(t, r, r.spec)
 	line(t, bufio.NewReader(a.Stdout))
 	var sa, sb unix.Stat_t
@@ -254,7 +255,7 @@ func TestBoxesAreApart(t *testing.T) {
 
 func TestNoNetwork(t *testing.T) {
 	t.Parallel()
-	r := newBox(t, bare(t, look), func(c *BoxConfig) { c.Network = NetworkNone })
+	r := newBox(t, bare(t, look), noNetwork)
 	if s := looks(t, r, "{}"); !slices.Equal(s.Net, []string{"lo"}) || s.Resolv != 0 {
 		t.Errorf("%v, a resolver of %d bytes", s.Net, s.Resolv)
 	}
@@ -262,6 +263,11 @@ func TestNoNetwork(t *testing.T) {
 
 // TestLimitsBite: each limit of the policy ends what goes over it, and only that.
 func TestLimitsBite(t *testing.T) {
+	t.Parallel()
+	need.EachRuntime(t, limitsBite)
+}
+
+func limitsBite(t *testing.T, path string) {
 	t.Parallel()
 	script := `
 import os, sys, time
@@ -300,7 +306,8 @@ if what == "files":
     except OSError as e:
         print(len(fs), e.errno, flush=True)
 `
-	r := newBox(t, bare(t, script), func(c *BoxConfig) { c.Network = NetworkNone })
+	r := newBox(t, bare(t, script), with(t, path), noNetwork)
+	ownKernel := r.box.cfg.Runtime.Manner.OwnKernel
 	r.spec.Policy = pluginwire.WorkerPolicy{MaxCPUs: 1, MaxMemoryMB: 64, MaxPids: 20, MaxOpenFiles: 64, MaxFileSizeMB: 5, RequireHardLimits: true}
 	for _, c := range []struct {
 		what  string
@@ -310,6 +317,9 @@ if what == "files":
 			return strings.Contains(text, "lack of memory (limit 64 MiB)") && code == -1
 		}},
 		{"child memory", func(out, text string, code int) bool {
+			if ownKernel { // the kernel is in the group itself
+				return strings.Contains(text, "lack of memory (limit 64 MiB)")
+			}
 			return code == 3 && strings.Contains(out, "lives") && strings.Contains(text, "1 of its processes for lack of memory")
 		}},
 		{"pids", func(out, text string, code int) bool {
@@ -327,6 +337,9 @@ if what == "files":
 		t.Run(c.what, func(t *testing.T) {
 			spec := newSpec(t, r.dir, strings.ReplaceAll(c.what, " ", "-"))
 			spec.Policy = r.spec.Policy
+			if ownKernel && c.what == "pids" {
+				spec.Policy.MaxMemoryMB = 512 // processes of a sandbox share less
+			}
 			p := start(t, r, spec)
 			fmt.Fprintln(p.Stdin, c.what)
 			out, said := finish(t, p)

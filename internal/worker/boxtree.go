@@ -39,9 +39,11 @@ const (
 type boxTree struct {
 	rt      oci.Runtime
 	root    string // the runtime's --root
+	host    string // the program stockade-host
 	id      string
 	group   cgroup.Group
-	memory  int // its limit in MiB, for people
+	groups  string // where control groups are, "" the usual place
+	memory  int    // its limit in MiB, for people
 	log     *slog.Logger
 	release func() // gives back what the container used
 
@@ -83,8 +85,10 @@ func (t *boxTree) run(ctx context.Context, bundle string, spec *specs.Spec, e *e
 	said, pidFile := filepath.Join(bundle, "runtime.log"), filepath.Join(bundle, "init.pid")
 	ctx, cancel := context.WithTimeout(ctx, startTime)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, t.rt.Path, "--root", t.root, "--log", said, "--log-format", "json",
-		"run", "--detach", "--pid-file", pidFile, "--preserve-fds", "1", "--bundle", bundle, t.id)
+	argv := t.rt.Command(t.root, "--log", said, "--log-format", "json", "run", "--detach", "--pid-file", pidFile, "--bundle", bundle)
+	argv = append(append(argv, t.rt.Manner.PassReport...), t.id)
+	argv = t.rt.Manner.InGroup(t.host, t.groups, t.group.Path(), argv)
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	cmd.Dir = bundle
 	cmd.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = e.inR, e.outW, e.errW

@@ -129,9 +129,9 @@ func both(t *testing.T, script string, fn func(t *testing.T, r rig)) {
 		t.Parallel()
 		fn(t, newDirect(t, bare(t, script)))
 	})
-	t.Run("box", func(t *testing.T) {
+	need.EachRuntime(t, func(t *testing.T, path string) {
 		t.Parallel()
-		fn(t, newBox(t, bare(t, script), func(c *BoxConfig) { c.Network = NetworkNone }))
+		fn(t, newBox(t, bare(t, script), with(t, path), noNetwork))
 	})
 }
 
@@ -227,7 +227,7 @@ os.write(1, b"up\n")
 while True:
     try: os.fork()
     except OSError: pass
-`), func(c *BoxConfig) { c.Network = NetworkNone })
+`), noNetwork)
 	p := start(t, r, r.spec)
 	line(t, bufio.NewReader(p.Stdout))
 	if o := p.Stop(0); o.Err != nil || o.How == Unreaped {

@@ -208,6 +208,18 @@ func boxConfig(t testing.TB, i Interpreter) BoxConfig {
 	return BoxConfig{Interp: i, DataDir: dataDir(t), Policy: policy(), InitPath: initPath(t), Runtime: rt}
 }
 
+// with makes boxes with another OCI runtime.
+func with(t testing.TB, path string) func(*BoxConfig) {
+	t.Helper()
+	rt, err := oci.FindRuntime(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func(c *BoxConfig) { c.Runtime = rt }
+}
+
+func noNetwork(c *BoxConfig) { c.Network = NetworkNone }
+
 func newBox(t testing.TB, i Interpreter, change ...func(*BoxConfig)) rig {
 	t.Helper()
 	cfg := boxConfig(t, i)
