@@ -11,11 +11,12 @@ import (
 )
 
 func (a *app) doctorCommand() *cobra.Command {
-	var file string
+	var file, python string
 	c := &cobra.Command{
 		Use: "doctor", Short: "Check what this machine has and lacks for boxes", Args: cobra.NoArgs,
 		Long: `Checks every kernel feature, tool and limit that boxes need, says what is missing, and the
-command that brings it. Takes the settings of serve. The exit status is 0 when everything needed is there, else 17.`,
+command that brings it. Takes the settings of serve. The exit status is 0 when everything needed is there, else 17.
+What only stockade runtime needs, Python with the plugin SDK, is looked at as well and not counted.`,
 		Example: "  stockade doctor\n  stockade doctor --json",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg, err := config.Load(file, cmd.Flags())
@@ -23,7 +24,9 @@ command that brings it. Takes the settings of serve. The exit status is 0 when e
 				return err
 			}
 			done := a.progress("checking this machine")
-			checks := preflight.Run(cmd.Context(), server.Preflight(cfg))
+			look := server.Preflight(cfg)
+			look.Python = python
+			checks := preflight.Run(cmd.Context(), look)
 			done()
 			missing := 0
 			for _, c := range checks {
@@ -62,6 +65,7 @@ command that brings it. Takes the settings of serve. The exit status is 0 when e
 		},
 	}
 	c.Flags().StringVar(&file, "config", "", "YAML file with settings")
+	c.Flags().StringVar(&python, "python", "", "interpreter of stockade runtime's workers (default: the first on the PATH)")
 	config.AddFlags(c.Flags())
 	return c
 }

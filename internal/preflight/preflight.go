@@ -15,6 +15,7 @@ type Config struct {
 	Runtime      string            // name or path of the OCI runtime; "" is the first found
 	CgroupParent string            // below it the container probe makes a control group; "" is the root of every hierarchy
 	Tools        map[string]string // programs to look for, and the command that installs each
+	Python       string            // interpreter of plugin workers; "" is the first on the PATH
 }
 
 // Check is the answer to one question.
@@ -44,6 +45,7 @@ func Run(ctx context.Context, cfg Config) []Check {
 	cs = append(cs, limits()...)
 	cs = append(cs, stateDir(cfg.Dir)...)
 	cs = append(cs, tools(ctx, cfg.Tools)...)
+	cs = append(cs, plugins(ctx, cfg.Python, cs)...)
 	return cs
 }
 

@@ -180,3 +180,36 @@ func TestWhatIsMissing(t *testing.T) {
 		t.Errorf("left:\n%s", l)
 	}
 }
+
+func TestPlugins(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	pretend := func(name, sdk string) string {
+		path := filepath.Join(dir, name)
+		answer := `{"executable":"/venv/bin/python","prefix":"/venv","base_prefix":"/usr","version":"3.11","full_version":"3.11.7","cache_tag":"cpython-311","implementation":"cpython","import_root":"/venv/lib","sdk":"` + sdk + `"}`
+		if err := os.WriteFile(path, []byte("#!/bin/sh\necho '"+answer+"'\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	boxes := []Check{ok("seccomp filter", "there")}
+	for name, c := range map[string]struct {
+		python      string
+		soFar       []Check
+		sdk, shared bool
+		word        string
+	}{
+		"all there": {pretend("good", "0.7.18"), boxes, true, true, "with SDK 0.7.18"},
+		"no SDK":    {pretend("bare", ""), boxes, false, false, "pip install langbot-plugin"},
+		"no Python": {filepath.Join(dir, "none"), boxes, false, false, "no Python interpreter"},
+		"no boxes":  {pretend("alone", "0.7.18"), []Check{bad("OCI runtime", "none", "apt-get install runc")}, true, false, "missing: OCI runtime"},
+	} {
+		cs := plugins(t.Context(), c.python, c.soFar)
+		if len(cs) != 2 || cs[0].OK != c.sdk || cs[1].OK != c.shared || len(Missing(cs)) != 0 {
+			t.Errorf("%s: %+v", name, cs)
+		}
+		if all := cs[0].Found + cs[0].Fix + cs[1].Found; !strings.Contains(all, c.word) {
+			t.Errorf("%s: %s", name, all)
+		}
+	}
+}
