@@ -70,6 +70,7 @@ func damaged(t *testing.T, archive []byte) string {
 	if err := os.MkdirAll(filepath.Join(dir, "sha256", digestOf(archive), "code", "half"), 0o755); err != nil {
 		t.Fatal(err)
 	}
+	unlock(t, dir)
 	return dir
 }
 

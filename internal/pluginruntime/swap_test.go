@@ -106,9 +106,9 @@ func TestSameVerdictOnRequirements(t *testing.T) {
 			t.Parallel()
 			r := genuine(t, sdk)
 			h := r.connect(lbhost.Config{})
-			_, trees := storesOf(t, r, sdk, true)
+			artifacts, trees := storesOf(t, r, sdk, true)
 			for i, line := range lines {
-				installed := install(workspace("ws-1"), fmt.Sprint("line-", i), "kit", "requirements.txt", line)(t)
+				installed := install(workspace("ws-1"), fmt.Sprint("line-", i), "kit", "langbot-plugin", line)(t)
 				state, err := h.Apply(t.Context(), installed)
 				if err != nil {
 					t.Fatalf("%q: %v", line, err)
@@ -117,7 +117,11 @@ func TestSameVerdictOnRequirements(t *testing.T) {
 					t.Error(err)
 				}
 				// The tree of the other runtime is there if it admitted the line.
-				_, err = trees.Prepare(t.Context(), installed.Binding.ArtifactDigest, state.ArtifactPath)
+				a, ok, err := artifacts.Lookup(installed.Binding.ArtifactDigest)
+				if err != nil || !ok {
+					t.Fatalf("%q: %v, %v", line, ok, err)
+				}
+				_, err = trees.Prepare(t.Context(), a.Digest, a.Code)
 				if (err == nil) != (state.ErrorCode == "") {
 					t.Errorf("%q: the published runtime says %q, ours %v", line, state.Message, err)
 				}

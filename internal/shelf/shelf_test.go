@@ -20,11 +20,25 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func openShelf(t *testing.T) *Shelf {
 	t.Helper()
-	s, err := Open(filepath.Join(t.TempDir(), "shelf"), Options{})
+	dir := filepath.Join(t.TempDir(), "shelf")
+	s, err := Open(dir, Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
+	unlock(t, dir)
 	return s
+}
+
+// unlock lets the test's directory be removed by a user who is not root.
+func unlock(t testing.TB, dir string) {
+	t.Cleanup(func() {
+		_ = filepath.WalkDir(dir, func(p string, d fs.DirEntry, _ error) error {
+			if d != nil && d.IsDir() {
+				_ = os.Chmod(p, 0o700)
+			}
+			return nil
+		})
+	})
 }
 
 func plain(string, fs.FileMode) fs.FileMode { return 0o444 }
