@@ -2,8 +2,10 @@ package pluginruntime
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -149,4 +151,20 @@ func running(t *testing.T, h *lbhost.Host, i lbhost.Installation) {
 		all, err := h.ListPlugins(t.Context(), i.Binding)
 		return len(all) == 1 && all[0]["status"] == "initialized", err
 	})
+}
+
+// nowPlus is a point in time as runs carry it, in seconds.
+func nowPlus(seconds float64) float64 { return float64(time.Now().UnixMicro())/1e6 + seconds }
+
+// addresses waits for the address file of a runtime in another process.
+func addresses(t *testing.T, data string) (at Addresses) {
+	t.Helper()
+	until(t, "the runtime listening", func() (bool, error) {
+		b, err := os.ReadFile(filepath.Join(data, filepath.FromSlash(AddressFile)))
+		if err != nil {
+			return false, err
+		}
+		return json.Unmarshal(b, &at) == nil, nil
+	})
+	return at
 }
