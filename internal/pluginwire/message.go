@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -277,8 +278,12 @@ func problemText(problems []string, model string) string {
 	return fmt.Sprintf("%d validation error%s for %s: %s", len(problems), s, model, strings.Join(problems, "; "))
 }
 
+// enough is room for an envelope around its data, mostly.
+const enough = 600
+
 // AppendRequest writes a request to dst as one JSON object.
 func AppendRequest(dst []byte, r *OutRequest) []byte {
+	dst = slices.Grow(dst, len(r.Data)+enough)
 	dst = append(dst, `{"seq_id":`...)
 	dst = strconv.AppendInt(dst, r.Seq, 10)
 	dst = append(dst, `,"action":`...)
@@ -297,6 +302,7 @@ func AppendRequest(dst []byte, r *OutRequest) []byte {
 // AppendResponse writes a response to dst as one JSON object. Message is empty for
 // "success" when Code is 0.
 func AppendResponse(dst []byte, r *Response) []byte {
+	dst = slices.Grow(dst, len(r.Data)+enough)
 	dst = append(dst, `{"seq_id":`...)
 	if len(r.Seq) > 0 {
 		dst = append(dst, r.Seq...)

@@ -2,6 +2,7 @@ package pluginwire
 
 import (
 	"bytes"
+	"encoding/binary"
 	"strconv"
 	"unicode/utf8"
 
@@ -101,14 +102,25 @@ func oneLine(b []byte) {
 // appendEscaped writes JSON text as the inside of a JSON string. It has no control
 // characters but space between tokens.
 func appendEscaped(dst, b []byte) []byte {
-	from := 0
-	for i, c := range b {
-		if c >= 0x20 && c != '"' && c != '\\' {
+	from, i := 0, 0
+	for {
+		for i+8 <= len(b) && toEscape(binary.LittleEndian.Uint64(b[i:])) == 0 {
+			i += 8
+		}
+		for i < len(b) && b[i] >= 0x20 && b[i] != '"' && b[i] != '\\' {
+			i++
+			if i+8 <= len(b) && toEscape(binary.LittleEndian.Uint64(b[i:])) == 0 {
+				break
+			}
+		}
+		if i < len(b) && b[i] >= 0x20 && b[i] != '"' && b[i] != '\\' {
 			continue
 		}
 		dst = append(dst, b[from:i]...)
-		from = i + 1
-		switch c {
+		if i >= len(b) {
+			return dst
+		}
+		switch c := b[i]; c {
 		case '"', '\\':
 			dst = append(dst, '\\', c)
 		case '\n':
@@ -121,8 +133,17 @@ func appendEscaped(dst, b []byte) []byte {
 			const hex = "0123456789abcdef"
 			dst = append(dst, '\\', 'u', '0', '0', hex[c>>4], hex[c&15])
 		}
+		i++
+		from = i
 	}
-	return append(dst, b[from:]...)
+}
+
+// toEscape has a high bit set where a byte of x is a control character, a quote or a
+// backslash. It may claim too much above such a byte, never too little.
+func toEscape(x uint64) uint64 {
+	quote := x ^ ones*'"'
+	slash := x ^ ones*'\\'
+	return ((x-ones*0x20)&^x | (quote-ones)&^quote | (slash-ones)&^slash) & highs
 }
 
 // Dechunker puts the lines of the stdio framing together again. The zero value is
@@ -132,22 +153,21 @@ type Dechunker struct {
 	total int
 	lines int
 	open  bool
+	own   bool
 }
 
-// keepChunks is how much of its buffer a Dechunker keeps between messages.
-const keepChunks = 64 << 10
+// promised is how much of a promised size is believed before it comes.
+const promised = 2 << 20
 
 // Line takes one line, without or with its end, and returns a message when one is
-// complete: it is valid until the next call and may be part of line. Nil with a nil
-// error means that there is none yet, or that the line is none of the protocol's: a
+// complete: a part of line, or the caller's own when [Dechunker.Own] says so. Nil with a
+// nil error means that there is none yet, or that the line is none of the protocol's: a
 // worker prints other things too. An error ends the connection: ErrTooLarge,
 // ErrFragments or ErrChunk.
 func (d *Dechunker) Line(line []byte) ([]byte, error) {
+	d.own = false
 	if d.open {
 		return d.part(line)
-	}
-	if cap(d.buf) > keepChunks {
-		d.buf = nil
 	}
 	line = bytes.TrimSpace(line)
 	if len(line) < 2 || line[0] != '{' || line[len(line)-1] != '}' {
@@ -172,7 +192,7 @@ func (d *Dechunker) Line(line []byte) ([]byte, error) {
 		if total > MaxMessage {
 			return nil, ErrTooLarge
 		}
-		d.open, d.total, d.lines, d.buf = true, int(total), 0, d.buf[:0]
+		d.open, d.total, d.lines, d.buf = true, int(total), 0, make([]byte, 0, min(total, promised))
 		return nil, nil
 	case chunkData, chunkEnd:
 		return nil, nil // left over from nothing: dropped
@@ -182,6 +202,9 @@ func (d *Dechunker) Line(line []byte) ([]byte, error) {
 
 // Idle reports whether no message is half received.
 func (d *Dechunker) Idle() bool { return !d.open }
+
+// Own reports whether the message that Line returned last is the caller's to keep.
+func (d *Dechunker) Own() bool { return d.own }
 
 func (d *Dechunker) part(line []byte) ([]byte, error) {
 	if d.lines++; d.lines > MaxFragments {
@@ -200,16 +223,21 @@ func (d *Dechunker) part(line []byte) ([]byte, error) {
 		if offset != int64(len(d.buf)) {
 			return nil, ErrChunk
 		}
+		if need := len(d.buf) + len(data); need > cap(d.buf) && cap(d.buf) < d.total {
+			d.buf = append(make([]byte, 0, min(d.total, max(need, 2*cap(d.buf)))), d.buf...)
+		}
 		var good bool
 		if d.buf, good = appendUnquoted(d.buf, data); !good || len(d.buf) > d.total {
 			return nil, ErrChunk
 		}
 	case chunkEnd:
 		d.open = false
-		if len(d.buf) != d.total {
+		msg := d.buf
+		if d.buf = nil; len(msg) != d.total {
 			return nil, ErrChunk
 		}
-		return d.buf, nil
+		d.own = true
+		return msg, nil
 	case chunkStart:
 		return nil, ErrChunk
 	}

@@ -238,7 +238,7 @@ func TestChunkerLimits(t *testing.T) {
 		t.Errorf("too large: %v", err)
 	}
 	// The worst a valid message can be: everything escaped, everything multi-byte.
-	for _, unit := range []string{`\\`, "é", "🐮", "x"} {
+	for _, unit := range []string{`\\`, "🐮"} {
 		msg := []byte(`{"a":"` + strings.Repeat(unit, (MaxMessage-10)/len(unit)) + `"}`)
 		lines, err := AppendFrames(nil, msg)
 		if err != nil {
@@ -509,7 +509,7 @@ func FuzzLines(f *testing.F) {
 			if err != nil {
 				return
 			}
-			if len(msg) > MaxMessage || cap(d.buf) > 2*len(b)+keepChunks {
+			if len(msg) > MaxMessage || cap(d.buf) > 2*len(b)+promised {
 				t.Fatalf("%d bytes of %d", cap(d.buf), len(b))
 			}
 		}

@@ -1,7 +1,6 @@
 package rpc
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -52,8 +51,8 @@ func (c *Conn) freeCall(k *call) {
 	}
 }
 
-func (k *call) deliver(r *pluginwire.Response) bool {
-	data := bytes.Clone(r.Data)
+func (k *call) deliver(r *pluginwire.Response, own bool) bool {
+	data := keep(r.Data, own)
 	if r.Code != 0 {
 		k.answer <- result{nil, &PeerError{Action: k.action, Message: r.Message, Data: data}}
 	} else {

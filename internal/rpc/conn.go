@@ -1,6 +1,7 @@
 package rpc
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -18,9 +19,9 @@ import (
 
 // waiter waits for the responses to one outbound request.
 type waiter interface {
-	// deliver takes one response, whose parts are valid during the call only, and
-	// reports whether it was the last. It is called by the reader alone.
-	deliver(r *pluginwire.Response) (last bool)
+	// deliver takes one response and reports whether it was the last. It is called by
+	// the reader alone. The parts of r are valid during the call only, unless own.
+	deliver(r *pluginwire.Response, own bool) (last bool)
 	// fail ends the wait. It is called at most once, and not after the last response.
 	fail(err error)
 }
@@ -183,25 +184,27 @@ func (c *Conn) Counters() Counters {
 // connection's own answers.
 func (c *Conn) read() error {
 	var m pluginwire.Message
+	o, _ := c.t.(owner)
 	for {
 		b, err := c.t.Read()
 		if err != nil {
 			return err
 		}
+		own := o != nil && o.own()
 		if err := m.Decode(b); err != nil || m.Kind == pluginwire.KindNone {
 			c.ignored.Add(1)
 			c.log.Debug("a message was ignored", "bytes", len(b), "error", err)
 			continue
 		}
 		if m.Kind == pluginwire.KindResponse {
-			c.route(&m.Response)
+			c.route(&m.Response, own)
 		} else {
-			c.request(&m.Request)
+			c.request(&m.Request, own)
 		}
 	}
 }
 
-func (c *Conn) route(r *pluginwire.Response) {
+func (c *Conn) route(r *pluginwire.Response, own bool) {
 	c.mu.Lock()
 	w := c.waiting[r.ID]
 	c.mu.Unlock()
@@ -209,9 +212,17 @@ func (c *Conn) route(r *pluginwire.Response) {
 		c.late.Add(1)
 		return
 	}
-	if w.deliver(r) {
+	if w.deliver(r, own) {
 		c.forget(r.ID)
 	}
+}
+
+// keep is data to keep.
+func keep(data json.RawMessage, own bool) json.RawMessage {
+	if own {
+		return data[:len(data):len(data)]
+	}
+	return bytes.Clone(data)
 }
 
 // expect registers a waiter under a new number.

@@ -59,7 +59,7 @@ type flow struct {
 }
 
 // request takes one request from the reader.
-func (c *Conn) request(r *pluginwire.Request) {
+func (c *Conn) request(r *pluginwire.Request, owned bool) {
 	c.requests.Add(1)
 	if r.Problem != "" {
 		c.refuse(r.Seq, r.Problem)
@@ -80,9 +80,13 @@ func (c *Conn) request(r *pluginwire.Request) {
 	if r.Action == pluginwire.ActionCancelAction || c.cfg.Reserved != nil && c.cfg.Reserved(r.Action) {
 		in.lane, limit = laneReserved, pluginwire.ReservedLane
 	}
-	own := make([]byte, 0, len(r.Data)+len(r.Seq))
-	own = append(append(own, r.Data...), r.Seq...)
-	in.Data, in.seq = own[:len(r.Data):len(r.Data)], own[len(r.Data):]
+	if owned {
+		in.Data, in.seq = keep(r.Data, true), keep(r.Seq, true)
+	} else {
+		own := make([]byte, 0, len(r.Data)+len(r.Seq))
+		own = append(append(own, r.Data...), r.Seq...)
+		in.Data, in.seq = own[:len(r.Data):len(r.Data)], own[len(r.Data):]
+	}
 	in.ctx, in.cancel = context.WithCancelCause(c.root)
 
 	c.mu.Lock()

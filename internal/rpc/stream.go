@@ -1,7 +1,6 @@
 package rpc
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -77,7 +76,7 @@ func (s *Stream) arm() <-chan time.Time {
 // frameOverhead is what a frame that waits costs beside its data.
 const frameOverhead = 64
 
-func (s *Stream) deliver(r *pluginwire.Response) bool {
+func (s *Stream) deliver(r *pluginwire.Response, own bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.err != nil {
@@ -86,7 +85,7 @@ func (s *Stream) deliver(r *pluginwire.Response) bool {
 	defer s.rouse()
 	switch {
 	case r.Code != 0:
-		s.err = &PeerError{Action: s.action, Message: r.Message, Data: bytes.Clone(r.Data)}
+		s.err = &PeerError{Action: s.action, Message: r.Message, Data: keep(r.Data, own)}
 		return true
 	case r.Chunk == pluginwire.ChunkEnd:
 		s.err = io.EOF
@@ -105,7 +104,7 @@ func (s *Stream) deliver(r *pluginwire.Response) bool {
 	}
 	s.index = r.StreamIndex
 	s.bytes += len(r.Data) + frameOverhead
-	s.frames = append(s.frames, frame{bytes.Clone(r.Data), r.StreamIndex})
+	s.frames = append(s.frames, frame{keep(r.Data, own), r.StreamIndex})
 	return false
 }
 

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"slices"
 	"sync"
 	"time"
 	"unicode/utf8"
@@ -26,10 +27,16 @@ type Transport interface {
 	Close() error
 }
 
+// owner is a Transport that may give its last message away: then it is the reader's to
+// keep.
+type owner interface{ own() bool }
+
 const (
 	smallBuffer = 4 << 10   // of an idle stdio reader
-	largeBuffer = 64 << 10  // of a busy one, and what pools keep
+	largeBuffer = 64 << 10  // of a busy one
 	writeBlock  = 128 << 10 // of a chunked message at once
+	keepBuffer  = 256 << 10 // what the pool keeps
+	giveAway    = 16 << 10  // a message of a socket that is not read into its own buffer
 	calmReads   = 32        // small reads in a row after which a reader is idle again
 )
 
@@ -40,7 +47,7 @@ func lend() *[]byte { return buffers.Get().(*[]byte) }
 
 // giveBack keeps no large buffers.
 func giveBack(b *[]byte) {
-	if cap(*b) <= 2*largeBuffer {
+	if cap(*b) <= keepBuffer {
 		*b = (*b)[:0]
 		buffers.Put(b)
 	}
@@ -82,6 +89,8 @@ func (s *stdio) Read() ([]byte, error) {
 		}
 	}
 }
+
+func (s *stdio) own() bool { return s.de.Own() }
 
 // line returns the next line, valid until the next call.
 func (s *stdio) line() ([]byte, error) {
@@ -154,6 +163,9 @@ func (s *stdio) Write(msg []byte) error {
 	}
 	out := lend()
 	defer func() { giveBack(out) }()
+	if len(msg) > pluginwire.StdioInline {
+		*out = slices.Grow(*out, min(2*len(msg), writeBlock+pluginwire.StdioLine))
+	}
 	for more := true; more; {
 		*out, more = c.Append((*out)[:0], writeBlock)
 		if s.watch == nil {
@@ -202,7 +214,7 @@ func (s *socket) Read() ([]byte, error) {
 	if err != nil {
 		return nil, ending(err)
 	}
-	if cap(s.buf) > largeBuffer || s.buf == nil {
+	if s.own() || s.buf == nil {
 		s.buf = make([]byte, 0, 512)
 	}
 	s.buf = s.buf[:0]
@@ -220,6 +232,8 @@ func (s *socket) Read() ([]byte, error) {
 		}
 	}
 }
+
+func (s *socket) own() bool { return len(s.buf) > giveAway }
 
 // ending makes io.EOF of an orderly end.
 func ending(err error) error {
