@@ -79,9 +79,9 @@ func (m *Manager) follow(ctx context.Context, p permit, l *link, proc *worker.Pr
 		settle(ctx, proc)
 		return err
 	case <-proc.Exited():
-		return exitError(proc, "before it was ready")
+		return l.refusal(exitError(proc, "before it was ready"))
 	case <-l.conn.Done():
-		return brokenError(ctx, proc, l, "before it was ready")
+		return l.refusal(brokenError(ctx, proc, l, "before it was ready"))
 	case <-timer.C:
 		m.counter.late(l.kind)
 		return errdefs.New(errdefs.Unavailable, "the plugin worker %s within %s", pl.late, pl.within).

@@ -134,6 +134,21 @@ func TestStopOrder(t *testing.T) {
 				})
 				r.run(b, p, pluginwire.ModeDedicated)
 				w := r.launcher.nth(0)
+				w.mu.Lock()
+				w.on = func(_ *puppet, ctx context.Context, in *rpc.Inbound) (any, error, bool) {
+					if in.Action != pluginwire.ActionShutdown {
+						return nil, nil, false
+					}
+					for range 100 { // virtual time: they were cancelled, and end now
+						if r.host.near.Counters().Waiting == 0 {
+							return nil, nil, true
+						}
+						time.Sleep(10 * time.Millisecond)
+					}
+					r.t.Error("its request still runs when it is told to shut down")
+					return nil, nil, true
+				}
+				w.mu.Unlock()
 				asked := make(chan error, 1)
 				go func() { _, err := w.ask(pluginwire.ActionGetBots, struct{}{}, b); asked <- err }()
 				synctest.Wait()
@@ -198,11 +213,16 @@ func TestCrashRestarts(t *testing.T) {
 		p := pack(r.t, "toy", "1")
 		b := p.bind("inst-a", 1, 1)
 		r.run(b, p, pluginwire.ModeDedicated)
-		sup := r.supervisor(b)
+		sup, handle := r.supervisor(b), r.plugin(b)
 		r.launcher.nth(0).exit(worker.Exit{Text: "exited with code 3", Code: 3})
 		synctest.Wait()
 		if st, code, msg := r.record(b); st != pluginwire.StateFailed || code != pluginwire.ErrorWorkerLaunch || !strings.Contains(msg, "code 3") {
 			r.t.Fatalf("after the crash: %s %s %s", st, code, msg)
+		}
+		select {
+		case <-handle.Gone():
+		default:
+			r.t.Error("the handle is not gone")
 		}
 		r.apply(b, p, true, pluginwire.ModeDedicated)
 		if r.supervisor(b) != sup {

@@ -350,6 +350,40 @@ func TestReconcile(t *testing.T) {
 	})
 }
 
+// IM-16, IM-17: a newer apply that comes while a reconcile waits to remove the
+// installation wins, and its fence is not forgotten by that reconcile.
+func TestReconcileLosesToNewerApply(t *testing.T) {
+	inBubble(t, pluginwire.ProfileOSS, policy(), func(r *rig) {
+		p := pack(r.t, "toy", "1")
+		old, next := p.bind("inst-a", 1, 1), p.bind("inst-a", 1, 2)
+		r.run(old, p, pluginwire.ModeDedicated)
+		unlock, err := r.m.keys.lock(r.t.Context(), "inst-a")
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		type outcome struct {
+			res pluginwire.ReconcileResult
+			err error
+		}
+		done := make(chan outcome, 1)
+		go func() {
+			res, err := r.m.Reconcile(context.Background(), nil)
+			done <- outcome{res, err}
+		}()
+		synctest.Wait()
+		if _, err := r.m.apply(r.t.Context(), next, nil, true, pluginwire.ModeDedicated); err != nil {
+			r.t.Fatal(err)
+		}
+		unlock()
+		if o := <-done; o.err != nil || len(o.res.Removed) != 0 {
+			r.t.Errorf("%+v", o)
+		}
+		synctest.Wait()
+		r.state(next, pluginwire.StateRunning)
+		isCode(r.t, r.m.Candidate(old), errdefs.Conflict)
+	})
+}
+
 // A reconcile leaves the binding alone that LangBot used to reach legacy plugins:
 // nobody applied it, so nobody removes it.
 func TestReconcileLeavesLegacyBinding(t *testing.T) {

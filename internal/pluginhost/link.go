@@ -117,6 +117,17 @@ func (l *link) refuse(err error) error {
 	return err
 }
 
+// refusal is why registering was refused, if it was, else err: a worker that was
+// refused ends by itself, and that it did is not the reason.
+func (l *link) refusal(err error) error {
+	select {
+	case why := <-l.refused:
+		return why
+	default:
+		return err
+	}
+}
+
 // unregister takes the link's plugins out of every index and ends their calls;
 // it reports whether the link was registered. It may be called again.
 func (l *link) unregister(cause error) bool {

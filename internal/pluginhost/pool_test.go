@@ -3,6 +3,8 @@ package pluginhost
 import (
 	"context"
 	"errors"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -81,6 +83,9 @@ func TestPoolLives(t *testing.T) {
 				r.remove(b)
 				if got := r.slots(p.digest); got != nil {
 					r.t.Errorf("the pool is still there: %v", got)
+				}
+				if _, err := os.Stat(filepath.Join(r.dir, "plugin-runtime", "shared-transfers", p.digest)); !os.IsNotExist(err) {
+					r.t.Errorf("the pool's transfers: %v", err)
 				}
 				if acts := w.actions(); acts[len(acts)-1] != pluginwire.ActionShutdown || len(w.signalled()) != 0 {
 					r.t.Errorf("stopped by %v, signals %v", acts, w.signalled())
@@ -469,6 +474,9 @@ func TestDetachCancelsOwnRequestsOnly(t *testing.T) {
 		go func() { _, err := w.ask(pluginwire.ActionGetBots, struct{}{}, b); ofB <- err }()
 		synctest.Wait()
 		r.remove(a)
+		if n := r.host.near.Counters().Waiting; n != 1 {
+			r.t.Errorf("%d requests run after the detach, want the sibling's", n)
+		}
 		close(release)
 		synctest.Wait()
 		if err := <-ofB; err != nil {
