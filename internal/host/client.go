@@ -1,12 +1,14 @@
 package host
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"mime"
 	"net"
 	"net/http"
@@ -28,6 +30,7 @@ const (
 	maxJSON    = 1 << 20  // one JSON answer
 	maxProblem = 64 << 10 // one error answer
 	maxText    = 4 << 10  // one text inside an error answer
+	maxHeader  = 64 << 10 // the header of an answer
 )
 
 // Times a call may take when the caller's context gives no earlier end. They
@@ -61,6 +64,7 @@ func Refused(err error) bool {
 type Client struct {
 	http       *http.Client
 	streams    *http.Client // a connection for each: a stream cannot be sent twice
+	dial       func(context.Context) (net.Conn, error)
 	generation string
 	frames     *sync.Pool // large buffers of the readers of its logs
 }
@@ -77,7 +81,7 @@ func NewClient(dial func(context.Context) (net.Conn, error), generation int64) *
 				MaxIdleConns:           64,
 				MaxIdleConnsPerHost:    64,
 				IdleConnTimeout:        90 * time.Second,
-				MaxResponseHeaderBytes: 64 << 10,
+				MaxResponseHeaderBytes: maxHeader,
 				// Thousands of connections wait for output at once; what is large goes past
 				// these buffers anyway.
 				ReadBufferSize:     1 << 10,
@@ -89,7 +93,7 @@ func NewClient(dial func(context.Context) (net.Conn, error), generation int64) *
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 		}
 	}
-	c := &Client{http: connect(true), streams: connect(false), frames: newFrameBuffers()}
+	c := &Client{http: connect(true), streams: connect(false), dial: dial, frames: newFrameBuffers()}
 	if generation > 0 {
 		c.generation = strconv.FormatInt(generation, 10)
 	}
@@ -171,6 +175,59 @@ func (c *Client) do(ctx context.Context, k call) (*http.Response, error) {
 	}
 	defer resp.Body.Close()
 	return nil, answered(resp, k.method)
+}
+
+// doAlone is do over a connection of its own, which nobody but the reader of the
+// answer reads. A transport has two goroutines for each connection: where
+// thousands of logs that say nothing are followed, a seventh of the server's memory.
+func (c *Client) doAlone(ctx context.Context, k call) (*http.Response, error) {
+	r, err := k.request(ctx, c.generation)
+	if err != nil {
+		return nil, err
+	}
+	r.Close = true
+	conn, err := c.dial(ctx)
+	if err != nil {
+		return nil, broken(err, k.method, false)
+	}
+	stop := context.AfterFunc(ctx, func() { conn.Close() })
+	end := func() {
+		stop()
+		conn.Close()
+	}
+	in := &io.LimitedReader{R: conn, N: maxHeader}
+	var resp *http.Response
+	if err = r.Write(conn); err == nil {
+		resp, err = http.ReadResponse(bufio.NewReaderSize(in, lineBuffer), nil)
+	}
+	if err != nil {
+		end()
+		if ctx.Err() != nil {
+			err = context.Cause(ctx)
+		}
+		return nil, broken(err, k.method, true)
+	}
+	in.N = math.MaxInt64
+	resp.Body = &aloneBody{resp.Body, end}
+	if resp.StatusCode >= 200 && resp.StatusCode < 300 {
+		return resp, nil
+	}
+	defer end()
+	return nil, answered(resp, k.method)
+}
+
+// lineBuffer holds a line of a header or a chunk's; what is large is read past it.
+const lineBuffer = 512
+
+// aloneBody ends its connection when it is closed.
+type aloneBody struct {
+	io.Reader
+	end func()
+}
+
+func (b *aloneBody) Close() error {
+	b.end()
+	return nil
 }
 
 // broken classifies an error of the connection.

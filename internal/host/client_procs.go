@@ -129,14 +129,16 @@ func (c *Client) Log(ctx context.Context, id string, q LogQuery) (io.ReadCloser,
 	if q.Wait > 0 {
 		v.Set("wait_ms", strconv.FormatInt(q.Wait.Milliseconds(), 10))
 	}
+	send := c.do
 	var cancel context.CancelFunc
 	if q.Follow {
 		v.Set("follow", "true")
+		send = c.doAlone
 		ctx, cancel = context.WithCancel(ctx)
 	} else {
 		ctx, cancel = context.WithTimeout(ctx, q.Wait+time.Minute)
 	}
-	resp, err := c.do(ctx, call{method: "GET", path: procPath(id, "/log"), query: v})
+	resp, err := send(ctx, call{method: "GET", path: procPath(id, "/log"), query: v})
 	if err != nil {
 		cancel()
 		return nil, err

@@ -66,6 +66,10 @@ func TestClientSaysWhatIsKnownAboutAFailure(t *testing.T) {
 		"ask":  func(c *Client) error { _, err := c.Procs(ctx); return err },
 		"do":   func(c *Client) error { _, err := c.Start(ctx, wire.ProcSpec{ID: "x"}); return err },
 		"once": func(c *Client) error { return c.Signal(ctx, "x", "SIGINT") },
+		"follow": func(c *Client) error {
+			_, err := c.Log(ctx, "x", LogQuery{Follow: true})
+			return err
+		},
 	}
 	problem := `{"code":"conflict","detail":"no\nway","next":"ask ` + strings.Repeat("x", 10000) + `","facts":{"a":"b"}}`
 	cases := map[string]struct {
@@ -87,7 +91,7 @@ func TestClientSaysWhatIsKnownAboutAFailure(t *testing.T) {
 		for what, f := range ask {
 			err := f(fake(t, c.serve))
 			want := c.do
-			if what == "ask" {
+			if what == "ask" || what == "follow" {
 				want = c.ask
 			}
 			if name == "not JSON" && what == "once" {
@@ -153,6 +157,11 @@ func TestClientEndsWithItsContext(t *testing.T) {
 	}
 	ctx, cancel = context.WithTimeout(context.Background(), 50*time.Millisecond)
 	defer cancel()
+	if _, err := c.Log(ctx, "x", LogQuery{Follow: true}); !errdefs.Is(err, errdefs.Unavailable) || !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("follow: %v", err)
+	}
+	ctx, cancel = context.WithTimeout(context.Background(), 50*time.Millisecond)
+	defer cancel()
 	if _, err := c.Start(ctx, wire.ProcSpec{ID: "x"}); !errdefs.Is(err, errdefs.Indeterminate) {
 		t.Errorf("do: %v", err)
 	}
@@ -167,6 +176,7 @@ func TestClientKeepsTheDialersWord(t *testing.T) {
 	for _, err := range []error{
 		func() error { _, err := c.Procs(context.Background()); return err }(),
 		func() error { _, err := c.Start(context.Background(), wire.ProcSpec{ID: "x"}); return err }(),
+		func() error { _, err := c.Log(context.Background(), "x", LogQuery{Follow: true}); return err }(),
 	} {
 		if !errdefs.Is(err, errdefs.Unavailable) || !strings.Contains(err.Error(), "switch it on") || Refused(err) {
 			t.Errorf("%v", err)
