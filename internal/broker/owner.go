@@ -82,29 +82,8 @@ func (o *owner) own(ctx context.Context, known *store.Process, first []process.E
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 
-	if known == nil {
-		rec, err := o.b.load(ctx, o.handle)
-		if err != nil {
-			failed = err
-			return
-		}
-		known = &rec
-	}
-	o.rec, o.target = *known, o.b.targetOf(known.Target)
-	o.publish(&view{rec: o.rec})
-	if v := o.view.Load(); v.final() {
+	if failed = o.takeUp(ctx, known, first); failed != nil || o.view.Load().final() {
 		return
-	}
-	if first == nil {
-		first = process.Recover(lifeOf(o.rec))
-	}
-	o.rearm(time.Now())
-	o.want(first)
-	if o.rec.State == api.StateRequested {
-		o.post(func(*inbox) {}) // a turn dispatches it
-	}
-	if o.target.generation() > o.rec.Generation && o.rec.CloseAsked == nil {
-		o.wishClose(actorServer, "its target was changed", o.b.cfg.Limits.DefaultGrace.Milliseconds())
 	}
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
@@ -127,6 +106,35 @@ func (o *owner) own(ctx context.Context, known *store.Process, first []process.E
 			return
 		}
 	}
+}
+
+// takeUp is what an owner does before its first turn. It is apart from own, whose
+// stack waits with every idle process.
+func (o *owner) takeUp(ctx context.Context, known *store.Process, first []process.Effect) error {
+	if known == nil {
+		rec, err := o.b.load(ctx, o.handle)
+		if err != nil {
+			return err
+		}
+		known = &rec
+	}
+	o.rec, o.target = *known, o.b.targetOf(known.Target)
+	o.publish(&view{rec: o.rec})
+	if o.view.Load().final() {
+		return nil
+	}
+	if first == nil {
+		first = process.Recover(lifeOf(o.rec))
+	}
+	o.rearm(time.Now())
+	o.want(first)
+	if o.rec.State == api.StateRequested {
+		o.post(func(*inbox) {}) // a turn dispatches it
+	}
+	if o.target.generation() > o.rec.Generation && o.rec.CloseAsked == nil {
+		o.wishClose(actorServer, "its target was changed", o.b.cfg.Limits.DefaultGrace.Milliseconds())
+	}
+	return nil
 }
 
 // turn takes everything from the inbox, and the time.
