@@ -14,7 +14,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stockade-run/stockade/internal/api"
-	"github.com/stockade-run/stockade/internal/boxhost"
 	"github.com/stockade-run/stockade/internal/cgroup"
 	"github.com/stockade-run/stockade/internal/errdefs"
 	"github.com/stockade-run/stockade/internal/oci"
@@ -108,7 +107,7 @@ func Box(cfg BoxConfig) (Launcher, error) {
 		return nil, err
 	}
 	if cfg.CgroupParent == "" {
-		b.cfg.CgroupParent = boxhost.DefaultCgroup + "/workers-" + k
+		b.cfg.CgroupParent = boxGroup(k)
 	}
 	if b.shown, err = shownDirs(cfg.Interp, cfg.DataDir); err != nil {
 		return nil, err
@@ -117,6 +116,10 @@ func Box(cfg BoxConfig) (Launcher, error) {
 		return nil, err
 	}
 	if b.dir, err = runDir(cfg.RunDir, k); err != nil {
+		return nil, err
+	}
+	// The killed runtime may have been told another profile.
+	if err := endGroup(cfg.CgroupRoot, directGroup(k)); err != nil {
 		return nil, err
 	}
 	if err := b.sweep(); err != nil {
@@ -253,27 +256,8 @@ func (b *box) launch(ctx context.Context, l launch) (*Process, error) {
 		return nil, err
 	}
 	t.release = func() { b.slots.free(slot) }
-	agent := slot.agent()
-	if err := b.give(ctx, l, sh, agent); err != nil {
-		t.release()
-		return nil, err
-	}
-	c, err := b.container(l, sh, slot)
-	if err != nil {
-		t.release()
-		return nil, err
-	}
-	c.Cgroup = t.group.Path()
-	if err := t.group.Create(b.limits(l.policy)); err != nil {
-		return nil, errors.Join(err, t.Kill(context.WithoutCancel(ctx)))
-	}
 	var e ends
-	if err := e.open(l.stdin, agent); err != nil {
-		return nil, errors.Join(err, t.Kill(context.WithoutCancel(ctx)))
-	}
-	err = t.run(ctx, filepath.Join(b.dir, "bundles", id), oci.Spec(c), &e)
-	e.closeChild()
-	if err != nil {
+	if err := b.begin(ctx, t, l, sh, slot, &e); err != nil {
 		e.closeOurs()
 		kill, cancel := context.WithTimeout(context.WithoutCancel(ctx), killTime)
 		defer cancel()
@@ -286,6 +270,26 @@ func (b *box) launch(ctx context.Context, l launch) (*Process, error) {
 	p := NewProcess(t, e.in(), e.out(), e.err(), t.log)
 	b.live.add(p)
 	return p, nil
+}
+
+// begin makes what the container needs and starts it. After an error t is killed.
+func (b *box) begin(ctx context.Context, t *boxTree, l launch, sh shape, s slot, e *ends) error {
+	if err := b.give(ctx, l, sh, s.agent()); err != nil {
+		return err
+	}
+	c, err := b.container(l, sh, s)
+	if err != nil {
+		return err
+	}
+	c.Cgroup = t.group.Path()
+	if err := t.group.Create(b.limits(l.policy)); err != nil {
+		return err
+	}
+	if err := e.open(l.stdin, s.agent()); err != nil {
+		return err
+	}
+	defer e.closeChild()
+	return t.run(ctx, filepath.Join(b.dir, "bundles", t.id), oci.Spec(c), e)
 }
 
 // give makes the writable directories those of the box's user, and makes the
@@ -392,4 +396,8 @@ func (b *box) Close() error {
 		return err
 	}
 	return b.sweep()
+}
+
+func (b *box) sweep() error {
+	return sweepBoxes(b.cfg.CgroupRoot, b.cfg.CgroupParent, b.dir, &b.cfg.Runtime, b.log)
 }

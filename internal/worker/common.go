@@ -57,13 +57,11 @@ func key(dataDir string) (string, error) {
 	return hex.EncodeToString(sum[:8]), nil
 }
 
-func groupName(kind, dataDir string) (string, error) {
-	k, err := key(dataDir)
-	if err != nil {
-		return "", err
-	}
-	return boxhost.DefaultCgroup + "/" + kind + "-" + k, nil
-}
+// directGroup and boxGroup are the control groups of all workers of a data
+// directory, by its key.
+func directGroup(key string) string { return boxhost.DefaultCgroup + "/direct-" + key }
+
+func boxGroup(key string) string { return boxhost.DefaultCgroup + "/workers-" + key }
 
 // maxName is how much of a worker's name goes into the name of its group.
 const maxName = 48

@@ -47,15 +47,26 @@ type direct struct {
 // forked outlives it. What a killed runtime left in such groups is ended first.
 func Direct(cfg DirectConfig) (Launcher, error) {
 	d := &direct{cfg: cfg, log: logger(cfg.Logger)}
-	parent, err := groupName("direct", cfg.DataDir)
+	k, err := key(cfg.DataDir)
 	if err != nil {
 		return nil, err
 	}
 	if err := checkInterp(cfg.Interp); err != nil {
 		return nil, err
 	}
+	parent := directGroup(k)
 	if err := endGroup(cfg.CgroupRoot, parent); err != nil {
 		return nil, err
+	}
+	if os.Geteuid() == 0 {
+		// The killed runtime may have been told another profile.
+		dir, err := runDir("", k)
+		if err == nil {
+			err = sweepBoxes(cfg.CgroupRoot, boxGroup(k), dir, nil, d.log)
+		}
+		if err != nil && !errdefs.Is(err, errdefs.Unavailable) {
+			return nil, err
+		}
 	}
 	if err := cgroup.New(cfg.CgroupRoot, parent).Create(api.BoxLimits{}); err != nil {
 		_ = endGroup(cfg.CgroupRoot, parent) // made in some hierarchies

@@ -61,6 +61,11 @@ func (b *box) Install(ctx context.Context, spec InstallSpec) (err error) {
 	for _, name := range []string{"HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"} {
 		env = append(env, name+"="+at)
 	}
+	certs, err := certificates(spec.Scratch)
+	if err != nil {
+		return err
+	}
+	env = append(env, certs...)
 	box := launch{
 		name: "install", shape: installShape, policy: b.cfg.Policy, cwd: "/tmp", netns: pin, argv: argv, env: env,
 		own: []oci.Bind{{Source: spec.Target, Dest: installDir}, {Source: spec.Scratch, Dest: "/tmp"}},
@@ -84,6 +89,36 @@ func (b *box) Install(ctx context.Context, spec InstallSpec) (err error) {
 		return fmt.Errorf("take over what was installed: %w", err)
 	}
 	return os.Chmod(spec.Target, 0o755)
+}
+
+// maxCertificates bounds a file of certificates; the world's authorities take
+// 250 KiB.
+const maxCertificates = 8 << 20
+
+// certificates copies the authorities that this program's environment names for
+// the package index to where an installer in a box can read them.
+func certificates(scratch string) (env []string, err error) {
+	root, err := os.OpenRoot(scratch) // an installer may have been there before
+	if err != nil {
+		return nil, err
+	}
+	defer root.Close()
+	for _, name := range []string{"CURL_CA_BUNDLE", "PIP_CERT", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE"} {
+		file := os.Getenv(name)
+		if st, err := os.Stat(file); file == "" || err != nil || !st.Mode().IsRegular() || st.Size() > maxCertificates {
+			continue
+		}
+		b, err := os.ReadFile(file)
+		if err != nil {
+			return nil, fmt.Errorf("read the certificates that %s names: %w", name, err)
+		}
+		at := strings.ToLower(name) + ".pem"
+		if err := root.WriteFile(at, b, 0o600); err != nil {
+			return nil, fmt.Errorf("show an installer the certificates that %s names: %w", name, err)
+		}
+		env = append(env, name+"="+path.Join("/tmp", at))
+	}
+	return env, nil
 }
 
 // insideSpec is spec as the installer sees it in its box.

@@ -254,6 +254,37 @@ func TestInstallRefuses(t *testing.T) {
 	}
 }
 
+func TestCertificates(t *testing.T) {
+	dir, scratch := t.TempDir(), t.TempDir()
+	ca, victim := filepath.Join(dir, "ca.pem"), filepath.Join(dir, "victim")
+	for _, f := range []string{ca, victim} {
+		if err := os.WriteFile(f, []byte(f), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Setenv("PIP_CERT", ca)
+	t.Setenv("SSL_CERT_FILE", dir)
+	t.Setenv("CURL_CA_BUNDLE", filepath.Join(dir, "none"))
+	t.Setenv("REQUESTS_CA_BUNDLE", "")
+	env, err := certificates(scratch)
+	if err != nil || fmt.Sprint(env) != "[PIP_CERT=/tmp/pip_cert.pem]" {
+		t.Errorf("%v, %v", env, err)
+	}
+	if b, err := os.ReadFile(filepath.Join(scratch, "pip_cert.pem")); err != nil || string(b) != ca {
+		t.Errorf("%q, %v", b, err)
+	}
+	at := filepath.Join(scratch, "pip_cert.pem")
+	if err := errors.Join(os.Remove(at), os.Symlink(victim, at)); err != nil {
+		t.Fatal(err)
+	}
+	if env, err := certificates(scratch); err == nil {
+		t.Errorf("a link was written through: %v", env)
+	}
+	if b, _ := os.ReadFile(victim); string(b) != victim {
+		t.Errorf("%q", b)
+	}
+}
+
 func TestIndexHosts(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

@@ -317,9 +317,10 @@ func TestKilledRuntime(t *testing.T) {
 	t.Parallel()
 	need.Runc(t)
 	initPath(t)
-	for _, kind := range []string{"direct", "box"} {
-		t.Run(kind, func(t *testing.T) {
+	for _, c := range []struct{ kind, next string }{{"direct", "direct"}, {"box", "box"}, {"box", "direct"}} {
+		t.Run(c.kind+" then "+c.next, func(t *testing.T) {
 			t.Parallel()
+			kind := c.kind
 			dir := dataDir(t)
 			cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestMain_killed$")
 			cmd.Env = append(os.Environ(), "STOCKADE_WORKER_KILLED="+kind, "STOCKADE_WORKER_DIR="+dir)
@@ -346,7 +347,7 @@ func TestKilledRuntime(t *testing.T) {
 				t.Log("the box ended by itself")
 			}
 			var l Launcher
-			if kind == "box" {
+			if c.next == "box" {
 				cfg := boxConfig(t, bare(t, ""))
 				cfg.DataDir = dir
 				l, err = Box(cfg)

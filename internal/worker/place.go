@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path"
 	"path/filepath"
@@ -332,28 +333,33 @@ func makeDir(dir string, mode os.FileMode) error {
 	return os.Chmod(dir, mode) // the umask
 }
 
-// sweep ends and takes away whatever there is of boxes for the data directory.
-func (b *box) sweep() error {
+// sweepBoxes ends and takes away whatever there is of the boxes of a data
+// directory. Without a runtime what one keeps of its containers is deleted with
+// the directory, which is all there is to runc's and crun's.
+func sweepBoxes(groups, parent, dir string, rt *oci.Runtime, log *slog.Logger) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*killTime)
 	defer cancel()
-	if err := cgroup.New(b.cfg.CgroupRoot, b.cfg.CgroupParent).Kill(ctx); err != nil {
+	if err := cgroup.New(groups, parent).Kill(ctx); err != nil {
 		return err
 	}
-	root := filepath.Join(b.dir, "runtime")
+	root := filepath.Join(dir, "runtime")
 	left, err := os.ReadDir(root)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("look for boxes that were left: %w", err)
 	}
 	for _, e := range left {
-		if err := b.cfg.Runtime.Delete(ctx, root, e.Name()); err != nil {
-			b.log.Warn("a box that was left cannot be deleted by the runtime", "box", e.Name(), "error", err)
+		if rt == nil {
+			break
+		}
+		if err := rt.Delete(ctx, root, e.Name()); err != nil {
+			log.Warn("a box that was left cannot be deleted by the runtime", "box", e.Name(), "error", err)
 		}
 	}
-	if err := endGroup(b.cfg.CgroupRoot, b.cfg.CgroupParent); err != nil {
+	if err := endGroup(groups, parent); err != nil {
 		return err
 	}
-	if err := removeNetworks(filepath.Join(b.dir, "netns")); err != nil {
+	if err := removeNetworks(filepath.Join(dir, "netns")); err != nil {
 		return err
 	}
-	return boxhost.RemoveTree(b.dir)
+	return boxhost.RemoveTree(dir)
 }
