@@ -121,8 +121,12 @@ func (e *emission) take(p Plugin, raw json.RawMessage) error {
 	if err != nil {
 		return err
 	}
-	before, after := e.event.within("event"), next.within("event")
-	if next.has("event") {
+	var before, after object
+	if e.event.has("event") {
+		before = e.event.within("event")
+		if after, err = next.object("event"); err != nil {
+			return err
+		}
 		inner, err := keep(before, after, queryKeys)
 		if err != nil {
 			return err
