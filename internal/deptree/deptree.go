@@ -16,6 +16,13 @@
 // is held against every requirement that applies. Between the two an [Installer]
 // runs pip or uv. A failure leaves nothing behind and is no memory: the next
 // Prepare tries again.
+//
+// Stricter than the published SDK, each for a reason: ${NAME} in a requirement is
+// refused, because the installer would put a variable of the host's environment, a
+// proxy's password for example, into a URL of the plugin's choice; so is a
+// backslash that would join lines, and a hard link in a tree, which would stay
+// writable under its other name. The few packages that later upstream sources
+// admit by their digest, whatever they pin, are held to the rule like any other.
 package deptree
 
 import (

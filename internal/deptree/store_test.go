@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"pgregory.net/rapid"
 
 	"github.com/stockade-run/stockade/internal/errdefs"
 	"github.com/stockade-run/stockade/internal/need"
@@ -442,6 +443,20 @@ ERROR: no match for x from https://me:s3cret-word@index.test/simple?key=hush, s3
 	if _, err := s.Prepare(t.Context(), someArtifact, code(t, "langbot-plugin @ https://me:s3cret-word@h/x.whl")); err == nil || strings.Contains(err.Error(), "s3cret") {
 		t.Errorf("got %v", err)
 	}
+}
+
+// Whatever stands around a URL, its credentials and its query are taken out.
+func TestRedactAnything(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		part := rapid.StringMatching(`[A-Za-z0-9:@._~%!$&*+,;=-]{0,8}`)
+		around := rapid.StringMatching(`[a-z@:/?# "\n]{0,12}`)
+		text := around.Draw(t, "before") + " " + rapid.SampledFrom([]string{"http", "https", "git+ssh", "HTTPS"}).Draw(t, "scheme") + "://" +
+			part.Draw(t, "user") + "s3cret" + part.Draw(t, "pass") + "@host.test/p?" + part.Draw(t, "key") + "hush" + around.Draw(t, "after")
+		if got := redact(text); strings.Contains(got, "s3cret") || strings.Contains(got, "hush") {
+			t.Errorf("%q became %q", text, got)
+		}
+	})
 }
 
 func TestReason(t *testing.T) {
