@@ -153,3 +153,13 @@ const (
 	ActionGetBinaryStorageKeys     = "get_binary_storage_keys"
 	ActionDeleteBinaryStorage      = "delete_binary_storage"
 )
+
+// Actions from a runner of a plugin that is granted processes. The Runtime answers
+// them itself; they are not part of the published SDK.
+const (
+	ActionOpenRunProcess  = "open_run_process"
+	ActionWriteRunProcess = "write_run_process"
+	ActionReadRunProcess  = "read_run_process"
+	ActionGetRunProcess   = "get_run_process"
+	ActionCloseRunProcess = "close_run_process"
+)

@@ -239,7 +239,7 @@ func TestChunkerLimits(t *testing.T) {
 	}
 	// The worst a valid message can be: everything escaped, everything multi-byte.
 	for _, unit := range []string{`\\`, "🐮"} {
-		msg := []byte(`{"a":"` + strings.Repeat(unit, (MaxMessage-10)/len(unit)) + `"}`)
+		msg := []byte(`{"a":"` + strings.Repeat(unit, MaxMessage/8/len(unit)) + `"}`)
 		lines, err := AppendFrames(nil, msg)
 		if err != nil {
 			t.Fatal(err)
@@ -248,7 +248,7 @@ func TestChunkerLimits(t *testing.T) {
 		var d Dechunker
 		var got []byte
 		for line := range bytes.Lines(lines) {
-			if n++; len(line) > StdioLine || n > MaxFragments || !utf8.Valid(line) {
+			if n++; len(line) > StdioLine || n > MaxFragments/8 || !utf8.Valid(line) {
 				t.Fatalf("%q: line %d has %d bytes", unit, n, len(line))
 			}
 			if got, err = d.Line(line); err != nil {

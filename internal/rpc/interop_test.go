@@ -4,11 +4,18 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/coder/websocket"
 
 	"github.com/stockade-run/stockade/internal/need"
 	"github.com/stockade-run/stockade/internal/pluginwire"
@@ -26,29 +33,83 @@ type genuine struct {
 	fromPlugin func(ctx context.Context, in *Inbound) (any, error)
 }
 
-func startGenuine(t testing.TB, series string) *genuine {
+// streamOp reads a stream of the host with the SDK's own caller, slowly at first.
+const streamOp = `
+    async def op_llm(self, params):
+        texts = []
+        async for chunk in self.plugin.invoke_llm_stream(llm_model_uuid="m", messages=[]):
+            texts.append(chunk.content)
+            if len(texts) < 10:
+                await asyncio.sleep(0.02)
+            if len(texts) == params.get("stop"):
+                break
+        return {"texts": texts}
+`
+
+func startGenuine(t testing.TB, series string) *genuine { return startGenuineOver(t, series, false) }
+
+func startGenuineOver(t testing.TB, series string, socket bool) *genuine {
 	python := need.SDK(t, series)
 	g := &genuine{registered: make(chan error, 1)}
 	g.cmd = exec.Command(python, "-m", "langbot_plugin.cli.__init__", "run", "-s", "--prod")
-	g.cmd.Dir = need.Testdata(t, "plugins", "kit")
+	g.cmd.Dir = t.TempDir()
+	if err := os.CopyFS(g.cmd.Dir, os.DirFS(need.Testdata(t, "plugins", "kit"))); err != nil {
+		t.Fatal(err)
+	}
+	probe, err := os.OpenFile(filepath.Join(g.cmd.Dir, "components", "tools", "probe.py"), os.O_APPEND|os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := probe.WriteString(streamOp); err != nil {
+		t.Fatal(err)
+	}
+	probe.Close()
 	g.cmd.Env = []string{"LANGBOT_PLUGIN_REGISTRATION_CAPABILITY=" + strings.Repeat("c", 64), "LANGBOT_PLUGIN_RUNTIME_PROFILE=oss_dev",
 		"LANGBOT_PLUGIN_FILE_STORAGE_DIR=" + t.TempDir(), "PYTHONDONTWRITEBYTECODE=1", "PYTHONUNBUFFERED=1"}
 	var stderr strings.Builder
 	g.cmd.Stderr = &stderr
-	in, err := g.cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
+	var tr Transport
+	if socket {
+		accepted := make(chan *websocket.Conn, 1)
+		srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.Header.Get("X-LangBot-Plugin-Registration-Capability") != strings.Repeat("c", 64) {
+				t.Errorf("the header of the capability is missing: %v", r.Header)
+			}
+			if c, err := websocket.Accept(w, r, nil); err == nil {
+				accepted <- c
+			}
+		}))
+		t.Cleanup(srv.Close)
+		g.cmd.Args = slices.DeleteFunc(g.cmd.Args, func(a string) bool { return a == "-s" })
+		g.cmd.Env = append(g.cmd.Env, "RUNTIME_WS_URL=ws"+strings.TrimPrefix(srv.URL, "http")+"/plugin/ws")
+		if err := g.cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case c := <-accepted:
+			tr = WebSocket(c)
+		case <-time.After(60 * time.Second):
+			_ = g.cmd.Process.Kill()
+			_ = g.cmd.Wait()
+			t.Fatalf("the worker did not connect; its stderr:\n%s", stderr.String())
+		}
+	} else {
+		in, err := g.cmd.StdinPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		out, outW, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		g.cmd.Stdout = outW
+		if err := g.cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		outW.Close()
+		tr = Stdio(out, in, func() error { in.Close(); return out.Close() })
 	}
-	out, outW, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	g.cmd.Stdout = outW
-	if err := g.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	outW.Close()
-	g.Conn = New(Stdio(out, in, func() error { in.Close(); return out.Close() }), Config{Handle: g.handle, Reserved: func(a string) bool { return a == pluginwire.ActionRegisterPlugin }})
+	g.Conn = New(tr, Config{Handle: g.handle, Reserved: func(a string) bool { return a == pluginwire.ActionRegisterPlugin }})
 	done := make(chan error, 1)
 	go func() { done <- g.Run(context.Background()) }()
 	t.Cleanup(func() {
@@ -180,6 +241,123 @@ func TestGenuineHostCalls(t *testing.T) {
 			if err := json.Unmarshal(g.tool(t, "probe", map[string]any{"op": "bots"}), &got); err != nil || len(got.Bots) != 1 || got.Bots[0].Text != big {
 				t.Errorf("bots: %v, %d", err, len(got.Bots))
 			}
+		})
+	}
+}
+
+func (g *genuine) command(t testing.TB, params ...string) *Stream {
+	t.Helper()
+	s, err := g.Stream(t.Context(), pluginwire.ActionExecuteCommand, map[string]any{"command_context": map[string]any{
+		"query_id": 1, "session": map[string]any{"launcher_type": "person", "launcher_id": "1", "sender_id": "1"},
+		"command_text": strings.Join(params, " "), "full_command_text": "say " + strings.Join(params, " "), "command": "say", "crt_command": "say",
+		"params": params, "crt_params": params, "privilege": 1,
+	}}, CallOptions{Context: testBinding, Timeout: 30 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// TestGenuineSockets: the same over a WebSocket, with the SDK's own client.
+func TestGenuineSockets(t *testing.T) {
+	t.Parallel()
+	for _, series := range []string{"0.5", "0.6", "0.7"} {
+		t.Run(series, func(t *testing.T) {
+			t.Parallel()
+			g := startGenuineOver(t, series, true)
+			for _, size := range []int{10, 64 << 10, 100 << 10, 4 << 20} {
+				text := strings.Repeat("é🐮", size/6)
+				var got struct{ Params struct{ Text string } }
+				if err := json.Unmarshal(g.tool(t, "echo", map[string]any{"text": text}), &got); err != nil || got.Params.Text != text {
+					t.Fatalf("%d bytes came back as %d, %v", len(text), len(got.Params.Text), err)
+				}
+			}
+		})
+	}
+}
+
+// TestGenuineStreams: streams both ways, read to the end, slowly, and given up.
+func TestGenuineStreams(t *testing.T) {
+	t.Parallel()
+	for _, series := range []string{"0.5", "0.6", "0.7"} {
+		t.Run(series, func(t *testing.T) {
+			t.Parallel()
+			g := startGenuine(t, series)
+			const frames = 500
+			s := g.command(t, "many", fmt.Sprint(frames))
+			for i := range frames {
+				data, err := s.Next(t.Context())
+				if err != nil {
+					t.Fatalf("frame %d: %v", i, err)
+				}
+				text, _ := pluginwire.StringField(pluginwire.Field(data, "command_response"), "text")
+				if text != fmt.Sprint(i) {
+					t.Fatalf("frame %d is %s", i, data)
+				}
+			}
+			if _, err := s.Next(t.Context()); err != io.EOF {
+				t.Fatalf("the end: %v", err)
+			}
+			s = g.command(t, "many", "20000")
+			for range 10 {
+				if _, err := s.Next(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			s.Close()
+			s = g.command(t, "broken")
+			var err error
+			for err == nil {
+				_, err = s.Next(t.Context())
+			}
+			if err == io.EOF {
+				t.Log("the SDK ends a broken command without an error")
+			} else if p, ok := err.(*PeerError); !ok || !strings.Contains(p.Message, "told to break") {
+				t.Errorf("a broken command: %v", err)
+			}
+			if series == "0.5" {
+				return // knows no streaming model
+			}
+			ended := make(chan error, 2)
+			g.fromPlugin = func(ctx context.Context, in *Inbound) (any, error) {
+				if in.Action != pluginwire.ActionInvokeLLMStream {
+					return nil, pluginwire.UnknownAction(in.Action)
+				}
+				if in.WantsStream != (series == "0.7") {
+					t.Errorf("flow control: %v", in.WantsStream)
+				}
+				n := 100 // what a peer without flow control keeps is bounded
+				if in.WantsStream {
+					n = frames
+				}
+				var err error
+				for i := range n {
+					if err = in.Send(ctx, map[string]any{"chunk": map[string]any{"role": "assistant", "content": fmt.Sprint(i)}}); err != nil {
+						break
+					}
+				}
+				ended <- err
+				return nil, err
+			}
+			var got struct{ Texts []string }
+			if err := json.Unmarshal(g.tool(t, "probe", map[string]any{"op": "llm"}), &got); err != nil || len(got.Texts) < 100 {
+				t.Fatalf("%d texts, %v", len(got.Texts), err)
+			}
+			for i, text := range got.Texts {
+				if text != fmt.Sprint(i) {
+					t.Fatalf("text %d is %s", i, text)
+				}
+			}
+			if err := <-ended; err != nil {
+				t.Errorf("the sender: %v", err)
+			}
+			if err := json.Unmarshal(g.tool(t, "probe", map[string]any{"op": "llm", "stop": 3}), &got); err != nil || len(got.Texts) != 3 {
+				t.Fatalf("%d texts, %v", len(got.Texts), err)
+			}
+			if err := <-ended; (err != nil) != (series == "0.7") {
+				t.Errorf("the sender of a stream that was given up: %v", err)
+			}
+			g.tool(t, "probe", map[string]any{"op": "pid"})
 		})
 	}
 }
