@@ -32,7 +32,15 @@ type Trees interface {
 	Prepare(ctx context.Context, artifactDigest, code string) (deptree.Tree, error)
 }
 
-// Config is what a Manager is made of. All but Logger is required.
+// Processes answers the actions by which the runners of granted plugins run processes;
+// *runprocess.Keeper does. conn is only compared, plugin is what the connection
+// registered as, and binding was admitted. Where nothing is granted it answers as to
+// any unknown action.
+type Processes interface {
+	Answer(ctx context.Context, conn any, plugin string, binding pluginwire.Context, action string, data json.RawMessage) (any, error)
+}
+
+// Config is what a Manager is made of. All but Processes and Logger is required.
 type Config struct {
 	// DataDir is the runtime's data directory; the manager keeps everything in
 	// plugin-runtime/ below it.
@@ -44,6 +52,7 @@ type Config struct {
 	// Trees gives the store of dependency trees for the configuration, with the
 	// launcher as its installer. It is called once, after Launchers.
 	Trees  func(pluginwire.RuntimeConfig, worker.Launcher) (Trees, error)
-	Host   Host
-	Logger *slog.Logger
+	Host      Host
+	Processes Processes // nil: the actions are unknown
+	Logger    *slog.Logger
 }

@@ -34,6 +34,9 @@ func (l *link) handle(ctx context.Context, in *rpc.Inbound) (any, error) {
 	}
 	f, ok := pluginwire.ForwardOf(in.Action)
 	if !ok {
+		if ps := l.m.cfg.Processes; ps != nil {
+			return ps.Answer(ctx, l.conn, l.identity(), in.Context, in.Action, in.Data)
+		}
 		return nil, pluginwire.UnknownAction(in.Action)
 	}
 	return l.forward(ctx, in, f)

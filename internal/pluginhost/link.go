@@ -103,13 +103,10 @@ func (l *link) release() {
 	}
 }
 
-// refuse ends the registration of a link; what started it then stops the worker.
+// refuse ends a link whose registration failed: nothing of it is admitted any more,
+// its plugin is gone, and what started it then stops the worker.
 func (l *link) refuse(err error) error {
-	l.m.mu.Lock()
-	if l.phase != phaseEnded {
-		l.phase = phaseRegistering // a second attempt is refused
-	}
-	l.m.mu.Unlock()
+	l.unregister(err)
 	select {
 	case l.refused <- err:
 	default:

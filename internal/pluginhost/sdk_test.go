@@ -340,3 +340,44 @@ func (r *rig) until(ok func() bool) {
 		}
 	}
 }
+
+// A legacy plugin of every SDK runs from its own directory and acts under the
+// installation that LangBot's settings name.
+func TestGenuineLegacy(t *testing.T) {
+	t.Parallel()
+	for _, series := range []string{"0.5.5", "0.6.3", "0.7"} {
+		t.Run(series, func(t *testing.T) {
+			t.Parallel()
+			r := genuine(t, series, pluginwire.ProfileOSS)
+			dir := t.TempDir()
+			if err := os.CopyFS(dir, os.DirFS(need.Testdata(t, "plugins", "kit"))); err != nil {
+				t.Fatal(err)
+			}
+			bridge := pack(t, "x", "1").bind("bridge", 1, 1)
+			if err := r.m.Authorise(bridge); err != nil {
+				t.Fatal(err)
+			}
+			if err := r.m.StartLegacy(Legacy{Author: "stockade", Name: "kit", Dir: dir}); err != nil {
+				t.Fatal(err)
+			}
+			r.until(func() bool {
+				ready, why := r.m.LegacyReady("stockade", "kit")
+				if why != "" {
+					t.Fatal(why)
+				}
+				return ready
+			})
+			if out, err := r.tool(bridge, "echo", map[string]any{}); err != nil || out["greeting"] != "hello" {
+				t.Errorf("%v, %v", out, err)
+			}
+			if _, err := r.tool(bridge, "probe", map[string]any{"op": "bots"}); err != nil {
+				t.Error(err)
+			}
+			calls := r.host.made(pluginwire.ActionGetBots)
+			if len(calls) != 1 || calls[0].from.InstallationUUID != "inst-from-host" || calls[0].from.IsBinding() {
+				t.Errorf("LangBot saw %+v", calls)
+			}
+			r.m.StopLegacy("stockade", "kit")
+		})
+	}
+}
