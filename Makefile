@@ -7,7 +7,7 @@ VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 LDFLAGS := -s -w -X main.version=$(VERSION)
 export CGO_ENABLED = 0
 
-.PHONY: build demo test lint unit race setup setup-agents setup-runtimes setup-sdk e2e-langbot bench clean
+.PHONY: build demo test lint unit race setup setup-tests setup-agents setup-runtimes setup-sdk e2e-langbot bench clean
 
 # The binaries, static: the host program is also bind-mounted into boxes, whose
 # root file system may have no C library.
@@ -17,6 +17,10 @@ build:
 # What the machine lacks for boxes; says what it installs.
 setup:
 	@sh scripts/setup.sh
+
+# And for the tests.
+setup-tests:
+	@sh scripts/setup.sh tests
 
 # Node and the vendor CLIs, on request.
 setup-agents:
@@ -34,7 +38,7 @@ demo: setup build
 	@if [ "$(AGENT)" != testagent ]; then sh scripts/setup.sh agents; fi
 	@bin/stockade demo --agent $(AGENT)
 
-test: setup lint race
+test: setup-tests lint race
 
 lint:
 	@test -z "$$(gofmt -l cmd client internal)" || { gofmt -l cmd client internal; echo 'not formatted: run gofmt -w on these'; exit 1; }

@@ -1,6 +1,7 @@
 #!/bin/sh
 # Brings what boxes need and this machine lacks, and says so. Arguments bring more:
 #
+#   tests     the compiler and the tools that tests use
 #   agents    Node and the vendor CLIs, into .cache/agents of the checkout
 #   runtimes  crun, and runsc into .cache/runsc: what tests run over beside runc
 #   sdk       LangBot's Python SDK in its tested versions, into .cache/sdk
@@ -14,25 +15,30 @@ need=''
 want() { # program package
 	command -v "$1" >/dev/null 2>&1 || need="$need $2"
 }
-want runc runc
-want gcc gcc # the race detector
-want busybox busybox-static
-want sqlite3 sqlite3
-want git git
-want pgrep procps
-want spin spin # checks the model of the relay's fences
-python3 -c 'import ensurepip, venv' 2>/dev/null || need="$need python3 python3-venv" # the Python relay peers
-[ -e /etc/ssl/certs/ca-certificates.crt ] || need="$need ca-certificates"
-agents='' runtimes='' sdk='' langbot=''
+tests='' agents='' runtimes='' sdk='' langbot=''
 for arg in "$@"; do
 	case "$arg" in
+	tests) tests=1 ;;
 	agents) agents=1 ;;
 	runtimes) runtimes=1 ;;
 	sdk) sdk=1 ;;
 	langbot) langbot=1 ;;
-	*) echo "setup: unknown argument $arg; there are agents, runtimes, sdk and langbot" >&2; exit 2 ;;
+	*) echo "setup: unknown argument $arg; there are tests, agents, runtimes, sdk and langbot" >&2; exit 2 ;;
 	esac
 done
+want runc runc
+[ -e /etc/ssl/certs/ca-certificates.crt ] || need="$need ca-certificates"
+if [ -n "$tests" ]; then
+	want gcc gcc # the race detector
+	want busybox busybox-static
+	want sqlite3 sqlite3
+	want git git
+	want pgrep procps
+	want spin spin # checks the model of the relay's fences
+fi
+if [ -n "$tests$sdk$langbot" ]; then # the Python relay peers, plugins
+	python3 -c 'import ensurepip, venv' 2>/dev/null || need="$need python3 python3-venv"
+fi
 if [ -n "$agents" ]; then
 	want node nodejs
 	want npm npm
