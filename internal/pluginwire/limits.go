@@ -29,6 +29,9 @@ const (
 const (
 	// MaxInflight is how many inbound actions run at once on a connection.
 	MaxInflight = 128
+	// InflightBytes is how much data the inbound actions of a connection may hold at
+	// once. Ours: without it 128 messages of the largest size are 2 GiB.
+	InflightBytes = 64 << 20
 	// ReservedLane is how many more may run of those that must not wait behind
 	// others: __cancel_action, the control connection's __ping, register_plugin.
 	ReservedLane = 4

@@ -48,6 +48,7 @@ type Conn struct {
 	inbound  map[*Inbound]struct{}
 	bySeq    map[int64]*Inbound
 	running  [2]int   // by lane
+	held     int      // bytes of the data of inbound
 	answers  [][]byte // of the connection itself, to be written
 	writing  bool     // a goroutine writes answers
 	haveRoom *sync.Cond
@@ -74,6 +75,9 @@ func New(t Transport, cfg Config) *Conn {
 		c.log = c.log.With("connection", cfg.Name)
 	}
 	c.haveRoom = sync.NewCond(&c.mu)
+	if c.cfg.InflightBytes <= 0 {
+		c.cfg.InflightBytes = pluginwire.InflightBytes
+	}
 	if c.cfg.FirstSeq == 0 {
 		c.cfg.FirstSeq = rand.Int64N(100001)
 	}
@@ -81,7 +85,7 @@ func New(t Transport, cfg Config) *Conn {
 	return c
 }
 
-// Run reads until the connection ends and then joins what it started: the inbound
+// Run, to be called once, reads until the connection ends and then joins what it started: the inbound
 // actions too, so a handler that ignores its context holds it. When ctx ends, the
 // connection is closed and every inbound action cancelled. It returns nil when the
 // peer ended the connection in an orderly way, or Close or ctx did; else why it broke.

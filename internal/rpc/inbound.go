@@ -28,6 +28,7 @@ type Inbound struct {
 	id     int64
 	seq    json.RawMessage
 	lane   lane
+	size   int                // of Data, as it counts
 	came   pluginwire.Context // Context as it came
 	ctx    context.Context
 	cancel context.CancelCauseFunc
@@ -96,17 +97,28 @@ func (c *Conn) request(r *pluginwire.Request, owned bool) {
 		in.cancel(ErrCancelled)
 		return
 	case c.running[in.lane] >= limit:
-		c.mu.Unlock()
-		in.cancel(ErrCancelled)
-		c.busy.Add(1)
-		c.refuse(r.Seq, pluginwire.ErrorMessage(pluginwire.ClassRuntime, fmt.Sprintf("connection is busy (max %d concurrent actions)", limit)))
+		c.refuseBusy(in, fmt.Sprintf("connection is busy (max %d concurrent actions)", limit))
+		return
+	case in.lane == laneNormal && c.held > 0 && c.held+len(in.Data) > c.cfg.InflightBytes:
+		c.refuseBusy(in, fmt.Sprintf("connection is busy (max %d bytes of concurrent actions)", c.cfg.InflightBytes))
 		return
 	}
 	c.running[in.lane]++
+	c.held += len(in.Data)
+	in.size = len(in.Data)
 	c.inbound[in] = struct{}{}
 	c.bySeq[in.id] = in
 	c.wg.Go(in.run)
 	c.mu.Unlock()
+}
+
+// refuseBusy answers a request for which there is no room. It takes the lock and
+// gives it up.
+func (c *Conn) refuseBusy(in *Inbound, text string) {
+	c.mu.Unlock()
+	in.cancel(ErrCancelled)
+	c.busy.Add(1)
+	c.refuse(in.seq, pluginwire.ErrorMessage(pluginwire.ClassRuntime, text))
 }
 
 // refuse answers a request that is not run.
@@ -139,6 +151,7 @@ func (in *Inbound) run() {
 	in.cancel(ErrCancelled)
 	c.mu.Lock()
 	c.running[in.lane]--
+	c.held -= in.size
 	delete(c.inbound, in)
 	if c.bySeq[in.id] == in {
 		delete(c.bySeq, in.id)

@@ -336,3 +336,20 @@ func TestCloseAndInbound(t *testing.T) {
 		b.Close()
 	})
 }
+
+func TestInflightBytes(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		h := newHold()
+		s := scripted(t, Config{Handle: h.handle, InflightBytes: 1000})
+		s.send(asked(1, "hold", string(object(5000)), "")) // alone: any size
+		s.send(asked(2, "hold", string(object(20)), ""))
+		s.want(bad("2", "RuntimeError: connection is busy (max 1000 bytes of concurrent actions)"))
+		close(h.release)
+		s.want(ok("1", `{"held":true}`))
+		synctest.Wait()
+		s.send(asked(3, "hold", string(object(20)), ""))
+		s.want(ok("3", `{"held":true}`))
+		s.end()
+	})
+}

@@ -97,6 +97,9 @@ type Config struct {
 	// CancelOnClose cancels the inbound actions in flight when the connection closes.
 	// Without, they run to their end and their answers go nowhere.
 	CancelOnClose bool
+	// InflightBytes bounds the data of the inbound actions in flight; 0: 64 MiB. A
+	// single one may be as large as a message.
+	InflightBytes int
 	// FirstSeq is the number before that of the first request; 0: random up to 100000.
 	FirstSeq int64
 	// PingEvery is how often an idle WebSocket peer is asked, and within which time it

@@ -248,8 +248,9 @@ func (s *socket) Write(msg []byte) error {
 	if len(msg) > pluginwire.MaxMessage {
 		return pluginwire.ErrTooLarge
 	}
-	ctx, cancel := context.WithTimeoutCause(context.Background(), StallTime, errStalled)
-	defer cancel()
+	ctx, cancel := context.WithCancelCause(context.Background())
+	watch := time.AfterFunc(StallTime, func() { cancel(errStalled) })
+	defer func() { watch.Stop(); cancel(nil) }()
 	if len(msg) <= pluginwire.WSFragment {
 		return s.c.Write(ctx, websocket.MessageText, msg)
 	}
@@ -262,6 +263,7 @@ func (s *socket) Write(msg []byte) error {
 		for to < len(msg) && !utf8.RuneStart(msg[to]) {
 			to--
 		}
+		watch.Reset(StallTime)
 		if _, err := w.Write(msg[:to]); err != nil {
 			return err
 		}
