@@ -59,6 +59,13 @@ type Config struct {
 	OCIRuntime    string // of boxed workers: runc or crun; "" looks for one
 	HostProgram   string // stockade-host, PID 1 of boxes; "" is beside this program
 
+	// RunnerProcess are the plugins, as AUTHOR/NAME, whose runners may run processes;
+	// "all" is every plugin, none is nobody. They run where the broker runs them.
+	RunnerProcess []string
+	BrokerURL     string // base address of stockade serve
+	BrokerKeyFile string // holds a key of the workspace that the processes belong to
+	BrokerTarget  string // where their boxes are; "" is the broker's default
+
 	DebugOnly     bool // no plugin of data/plugins is started
 	SkipDepsCheck bool // dependencies of data/plugins are not looked at
 
@@ -119,7 +126,7 @@ func (c Config) Validate() error {
 	if c.DataDir == "" {
 		return errdefs.New(errdefs.Invalid, "there is no data directory").WithNext("name one with --data-dir")
 	}
-	return nil
+	return c.validateBroker()
 }
 
 func (c Config) address(port int) string { return net.JoinHostPort(c.Listen, strconv.Itoa(port)) }

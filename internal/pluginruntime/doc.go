@@ -5,8 +5,9 @@
 //
 // It starts in this order, and stops in the reverse of it:
 //
+//	interpreter                    it must have the SDK, or nothing is made at all
 //	lock of the data directory     two runtimes on one directory are a conflict
-//	interpreter, stores            artifacts, dependency trees, transfers
+//	stores                         artifacts, dependency trees, transfers
 //	plugin host, control           they know each other through plugincontrol.Link
 //	listeners, or standard input   LangBot may come; nothing runs before it has said who it is
 package pluginruntime

@@ -20,6 +20,7 @@ import (
 	"github.com/stockade-run/stockade/internal/pluginhost"
 	"github.com/stockade-run/stockade/internal/pluginwire"
 	"github.com/stockade-run/stockade/internal/rpc"
+	"github.com/stockade-run/stockade/internal/runprocess"
 	"github.com/stockade-run/stockade/internal/transfer"
 	"github.com/stockade-run/stockade/internal/worker"
 )
@@ -39,16 +40,16 @@ func Run(ctx context.Context, o Options) (err error) {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
+	interp, err := worker.Probe(ctx, o.Config.Python)
+	if err != nil {
+		return err // before anything is made
+	}
 	dir, err := openDataDir(o.Config.DataDir)
 	if err != nil {
 		return err
 	}
 	defer dir.close()
 	o.Config.DataDir = dir.path
-	interp, err := worker.Probe(ctx, o.Config.Python)
-	if err != nil {
-		return err
-	}
 	log.Info("workers run with this interpreter", "python", interp.Path, "version", interp.Version, "sdk", interp.SDK)
 	r := &runtime{Options: o, log: log, interp: interp, started: time.Now(), over: make(chan error, 1)}
 	r.life, r.end = context.WithCancelCause(context.WithoutCancel(ctx))
@@ -88,6 +89,7 @@ type runtime struct {
 	transfers *transfer.Store
 	manager   *pluginhost.Manager
 	control   *plugincontrol.Control
+	processes *runprocess.Keeper // of runners; nil: none is granted
 
 	life                    context.Context // of every connection
 	end                     context.CancelCauseFunc
@@ -107,15 +109,18 @@ func (r *runtime) open() error {
 	if r.transfers, err = transfer.Open(transfer.Config{Dir: c.dir("temp", "lbp"), Logger: r.log}); err != nil {
 		return err
 	}
+	if r.processes, err = c.processes(r.Version, r.log); err != nil {
+		return errors.Join(err, r.transfers.Close())
+	}
 	link := plugincontrol.NewLink()
 	r.manager, err = pluginhost.New(pluginhost.Config{
-		DataDir: c.DataDir, Artifacts: artifacts, Launchers: r.launcher, Trees: r.openTrees, Host: link, Logger: r.log,
+		DataDir: c.DataDir, Artifacts: artifacts, Launchers: r.launcher, Trees: r.openTrees, Host: link, Processes: r.processes, Logger: r.log,
 	})
 	if err != nil {
 		return errors.Join(err, r.transfers.Close())
 	}
 	r.control = plugincontrol.New(plugincontrol.Config{
-		Manager: plugincontrol.Hosted(r.manager), Link: link, Transfers: r.transfers, DataDir: c.DataDir,
+		Manager: plugincontrol.Hosted(r.manager), Link: link, Processes: r.processes, Transfers: r.transfers, DataDir: c.DataDir,
 		PingEvery: c.PingInterval, DebugPort: r.debugPort, Logger: r.log,
 	})
 	r.live.Store(true)
@@ -252,7 +257,10 @@ func (r *runtime) stop(ctx context.Context) error {
 	r.control.Close(gone)
 	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTime)
 	defer cancel()
-	err := r.manager.Shutdown(stop)
+	// Runs are finished while the workers stop: their rights ended first.
+	finished := make(chan error, 1)
+	go func() { finished <- r.processes.Close(stop) }()
+	err := errors.Join(r.manager.Shutdown(stop), <-finished)
 	r.end(gone)
 	for _, p := range []*port{r.control5400, r.plugin5401} {
 		if p != nil {
