@@ -82,7 +82,10 @@ func (m *Manager) apply(ctx context.Context, b pluginwire.Context, archive []byt
 	}
 	if err := m.prepare(ctx, inst); err == errSuperseded {
 		m.halt(inst, err)
+		m.setState(inst, pluginwire.StateFailed, pluginwire.ErrorDependencyPrepare, prepareText(err)) // should the newer one be refused
 		return pluginwire.StateResult{InstallationUUID: b.InstallationUUID, State: pluginwire.StateSuperseded}, nil
+	} else if err != nil && ctx.Err() != nil && m.hasTree(inst) {
+		return none, context.Cause(ctx) // whoever asked has left: what runs goes on
 	} else if err != nil {
 		m.halt(inst, errdefs.New(errdefs.Unavailable, "the installation's dependencies could not be prepared"))
 		m.setState(inst, pluginwire.StateFailed, pluginwire.ErrorDependencyPrepare, prepareText(err))
@@ -156,8 +159,17 @@ func (m *Manager) prepare(ctx context.Context, inst *installation) error {
 	if err != nil && context.Cause(ctx) == errSuperseded {
 		return errSuperseded
 	}
+	if err != nil && ctx.Err() != nil && inst.prepared {
+		return err
+	}
 	inst.tree, inst.prepared = tree, err == nil
 	return err
+}
+
+func (m *Manager) hasTree(inst *installation) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return inst.prepared
 }
 
 func (m *Manager) prepareNow(ctx context.Context, inst *installation) (deptree.Tree, error) {

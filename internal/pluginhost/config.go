@@ -51,7 +51,7 @@ type Config struct {
 	Launchers func(pluginwire.RuntimeConfig) (worker.Launcher, error)
 	// Trees gives the store of dependency trees for the configuration, with the
 	// launcher as its installer. It is called once, after Launchers.
-	Trees  func(pluginwire.RuntimeConfig, worker.Launcher) (Trees, error)
+	Trees     func(pluginwire.RuntimeConfig, worker.Launcher) (Trees, error)
 	Host      Host
 	Processes Processes // nil: the actions are unknown
 	Logger    *slog.Logger

@@ -302,6 +302,21 @@ func TestCancelledApply(t *testing.T) {
 		r.state(b, pluginwire.StateFailed)
 		r.trees.set(nil)
 		r.run(b, p, pluginwire.ModeDedicated)
+		// What runs is not stopped because somebody who applies it again leaves.
+		r.trees.set(func(ctx context.Context, _ string) error { <-ctx.Done(); return ctx.Err() })
+		again, leave := context.WithCancel(r.t.Context())
+		got := make(chan error, 1)
+		go func() {
+			_, err := r.m.Apply(again, b, nil, pluginwire.ApplyRequest{Enabled: true, Mode: pluginwire.ModeDedicated})
+			got <- err
+		}()
+		synctest.Wait()
+		leave()
+		if err := <-got; !errors.Is(err, context.Canceled) {
+			r.t.Errorf("%v", err)
+		}
+		r.state(b, pluginwire.StateRunning)
+		r.call(b)
 	})
 }
 
