@@ -7,6 +7,7 @@ import (
 	"io"
 	"os/exec"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -286,4 +287,40 @@ func exception(model, text string, _ any, theirs verdict) (bool, string) {
 		return true, "a response to nothing is ignored"
 	}
 	return false, ""
+}
+
+// TestEnumerations: every action that an SDK names has its place in the tables.
+func TestEnumerations(t *testing.T) {
+	t.Parallel()
+	for _, series := range []string{"0.5", "0.6", "0.7"} {
+		t.Run(series, func(t *testing.T) {
+			t.Parallel()
+			out, err := exec.Command(need.SDK(t, series), "testdata/enums.py").Output()
+			if err != nil {
+				t.Fatal(err)
+			}
+			var classes map[string][]string
+			if err := json.Unmarshal(out, &classes); err != nil {
+				t.Fatal(err)
+			}
+			for class, values := range classes {
+				for _, a := range values {
+					if strings.HasPrefix(a, "box_") {
+						continue
+					}
+					if !slices.Contains(Actions(), a) {
+						t.Errorf("%s %s is not known", class, a)
+					}
+					_, forwarded := ForwardOf(a)
+					here := []string{ActionRegisterPlugin, ActionListCommands, ActionListTools, ActionListPluginsManifest}
+					if class == "PluginToRuntimeAction" && forwarded == slices.Contains(here, a) {
+						t.Errorf("%s: forwarded %v", a, forwarded)
+					}
+					if class == "LangBotToRuntimeAction" && ControlScope(a) == ScopeUnknown {
+						t.Errorf("%s has no scope", a)
+					}
+				}
+			}
+		})
+	}
 }
