@@ -77,6 +77,10 @@ workers in order, a second one at once.`,
 	f.StringVar(&cfg.WorkerNetwork, "worker-network", cfg.WorkerNetwork, "network of boxed workers: host or none")
 	f.StringVar(&cfg.OCIRuntime, "oci-runtime", "", "OCI runtime for boxed workers (default: the first of runc and crun)")
 	f.StringVar(&cfg.HostProgram, "host-program", "", "stockade-host, which boxed workers need (default: beside this program)")
+	f.StringArrayVar(&cfg.RunnerProcess, "runner-process", nil, "plugin, as AUTHOR/NAME, whose runners may run processes in the broker's boxes; may be repeated; all is every plugin (default: none)")
+	f.StringVar(&cfg.BrokerURL, "broker-url", os.Getenv("STOCKADE_BROKER_URL"), "stockade serve, which runs them (STOCKADE_BROKER_URL)")
+	f.StringVar(&cfg.BrokerKeyFile, "broker-key-file", os.Getenv("STOCKADE_BROKER_KEY_FILE"), "file with a key of the workspace they belong to (STOCKADE_BROKER_KEY_FILE)")
+	f.StringVar(&cfg.BrokerTarget, "broker-target", "", "target of their boxes (default: the broker's)")
 	f.StringVar(&level, "log-level", level, "debug, info, warn or error")
 	f.StringVar(&format, "log-format", format, "text or json")
 	return c

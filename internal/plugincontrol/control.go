@@ -10,6 +10,7 @@ import (
 	"github.com/stockade-run/stockade/internal/errdefs"
 	"github.com/stockade-run/stockade/internal/pluginwire"
 	"github.com/stockade-run/stockade/internal/rpc"
+	"github.com/stockade-run/stockade/internal/runprocess"
 	"github.com/stockade-run/stockade/internal/transfer"
 )
 
@@ -19,9 +20,11 @@ type Config struct {
 	Link      *Link           // shared with the plugin host, which calls LangBot through it
 	Transfers *transfer.Store // where files from LangBot go
 	Legacy    Legacy          // nil: the lifecycle actions of data/plugins say that there is none
-	DataDir   string          // for get_storage_analysis
-	DebugPort func() int      // port of the debug channel, which get_debug_info tells
-	PingEvery time.Duration   // of the control connection; see rpc.Config
+	// Processes owns the right of runs to have processes; nil grants none.
+	Processes *runprocess.Keeper
+	DataDir   string        // for get_storage_analysis
+	DebugPort func() int    // port of the debug channel, which get_debug_info tells
+	PingEvery time.Duration // of the control connection; see rpc.Config
 	// Configured, if set, is called once after the first set_runtime_config that was
 	// accepted, before it is answered. It must not block.
 	Configured func(pluginwire.RuntimeConfig)

@@ -14,6 +14,7 @@ import (
 	"github.com/stockade-run/stockade/internal/pluginhost"
 	"github.com/stockade-run/stockade/internal/pluginwire"
 	"github.com/stockade-run/stockade/internal/rpc"
+	"github.com/stockade-run/stockade/internal/runprocess"
 )
 
 // Codes of a run that failed before or outside its runner; LangBot shows them and
@@ -202,9 +203,11 @@ func permissionsOf(spec object) (map[string][]string, error) {
 
 // run is one run of a runner: what is sent on, and in which order.
 type run struct {
-	in       *rpc.Inbound
-	id       json.RawMessage
-	sequence int
+	in        *rpc.Inbound
+	id        json.RawMessage
+	sequence  int
+	deadline  time.Time
+	processes *runprocess.Run // nil: not granted
 }
 
 // runRunner runs a runner and passes its results on, numbered anew from one. What
@@ -247,8 +250,15 @@ func runRunner(kind, action string) handler {
 				return nil, r.fail(ctx, codeRunnerNotFound, false, "Runner "+runner+" not found in plugin "+id(p))
 			}
 		}
+		r.deadline = deadline(runCtx)
+		r.processes = s.control.cfg.Processes.Begin(startOf(p, runCtx, r.deadline))
+		// However the stream ends, so does the right; see send for the orderly end.
+		defer r.processes.End(ctx, "its run was ended by LangBot or with its worker", 0)
+		if runCtx, err = tellProcesses(runCtx, r.processes != nil); err != nil {
+			return nil, err
+		}
 		ask := build(field("runner_name", quote(runner)), field("context", runCtx.raw))
-		return nil, r.follow(ctx, p, action, ask, deadline(runCtx))
+		return nil, r.follow(ctx, p, action, ask)
 	}
 }
 
@@ -287,14 +297,14 @@ func frameTimeout(deadline, now time.Time) time.Duration {
 	return left + runGrace
 }
 
-func (r *run) follow(ctx context.Context, p Plugin, action string, ask json.RawMessage, deadline time.Time) error {
+func (r *run) follow(ctx context.Context, p Plugin, action string, ask json.RawMessage) error {
 	until := ctx
-	if !deadline.IsZero() {
+	if !r.deadline.IsZero() {
 		var cancel context.CancelFunc
-		until, cancel = context.WithTimeout(ctx, frameTimeout(deadline, time.Now()))
+		until, cancel = context.WithTimeout(ctx, frameTimeout(r.deadline, time.Now()))
 		defer cancel()
 	}
-	stream, err := p.Stream(until, action, ask, frameTimeout(deadline, time.Now()))
+	stream, err := p.Stream(until, action, ask, frameTimeout(r.deadline, time.Now()))
 	if err != nil {
 		return r.failed(ctx, until, err)
 	}
@@ -302,6 +312,7 @@ func (r *run) follow(ctx context.Context, p Plugin, action string, ask json.RawM
 	for {
 		raw, err := stream.Next(until)
 		if errors.Is(err, io.EOF) {
+			r.endProcesses(ctx, "its run ended")
 			return nil
 		}
 		if err != nil {
@@ -317,7 +328,15 @@ func (r *run) follow(ctx context.Context, p Plugin, action string, ask json.RawM
 	}
 }
 
+// send passes a result on. Before the last one the run's processes are ended, so that
+// LangBot hears of the end when it is one.
 func (r *run) send(ctx context.Context, result object) error {
+	switch result.textOr("type", "") {
+	case "run.completed":
+		r.endProcesses(ctx, "its run was completed")
+	case "run.failed":
+		r.endProcesses(ctx, "its run failed")
+	}
 	r.sequence++
 	result, err := result.with(field("sequence", encode(r.sequence)))
 	if err != nil {
