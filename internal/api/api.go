@@ -381,7 +381,7 @@ type Run struct {
 	AutoFinish bool         `json:"auto_finish,omitempty"`
 	// Installation is the plugin that the run was begun for; nil for any other run.
 	Installation *Installation `json:"installation,omitempty"`
-	Processes  int          `json:"processes" doc:"Live processes of it."`
+	Processes    int           `json:"processes" doc:"Live processes of it."`
 }
 
 // ModelRoute is the way to one model provider from inside a run's box, and what

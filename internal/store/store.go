@@ -104,10 +104,10 @@ type Run struct {
 	AutoFinish bool     // finishes once it had a process and none lives
 	// Installation is the plugin that the run acts for; nil for any other run.
 	Installation *api.Installation
-	Models     []ModelGrant
-	Created    time.Time
-	Expires    time.Time
-	Finished   *time.Time
+	Models       []ModelGrant
+	Created      time.Time
+	Expires      time.Time
+	Finished     *time.Time
 }
 
 // Process is the record of one process. Owner and RequestID are unique together;
