@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 
@@ -20,8 +21,13 @@ import (
 // genuine runs the published Python runtime of an SDK until the test ends.
 func genuine(t *testing.T, sdk string) *live {
 	t.Helper()
+	return genuineIn(t, sdk, t.TempDir())
+}
+
+// genuineIn runs it in a working directory: its data is below dir/data.
+func genuineIn(t *testing.T, sdk, dir string) *live {
+	t.Helper()
 	python := need.SDK(t, sdk)
-	dir := t.TempDir()
 	control, plugin := freePort(t), freePort(t)
 	log, err := os.Create(filepath.Join(dir, "log"))
 	if err != nil {
@@ -34,7 +40,7 @@ func genuine(t *testing.T, sdk string) *live {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
+	stop := sync.OnceValue(func() error {
 		_ = cmd.Process.Signal(syscall.SIGTERM)
 		ended := make(chan error, 1)
 		go func() { ended <- cmd.Wait() }()
@@ -46,6 +52,10 @@ func genuine(t *testing.T, sdk string) *live {
 			_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
 			<-ended
 		}
+		return nil
+	})
+	t.Cleanup(func() {
+		_ = stop()
 		if t.Failed() {
 			b, _ := os.ReadFile(log.Name())
 			t.Logf("the Python runtime said:\n%s", b)
@@ -60,7 +70,7 @@ func genuine(t *testing.T, sdk string) *live {
 		return resp.StatusCode == http.StatusOK, resp.Body.Close()
 	})
 	http.DefaultClient.CloseIdleConnections()
-	return &live{t: t, dir: dir, at: Addresses{Control: "ws://127.0.0.1:" + strconv.Itoa(control) + "/control/ws",
+	return &live{t: t, dir: dir, stop: stop, at: Addresses{Control: "ws://127.0.0.1:" + strconv.Itoa(control) + "/control/ws",
 		Plugin: "ws://127.0.0.1:" + strconv.Itoa(plugin) + "/plugin/debug/ws"}}
 }
 
@@ -104,6 +114,57 @@ func TestThePublishedRuntimeAnswersTheSame(t *testing.T) {
 					}
 					c.do(t, h, kit.Binding)
 				})
+			}
+		})
+	}
+}
+
+// TestSwapAndGoBack: an operator puts our runtime in the place of the published one
+// and goes back, in one directory. Whatever the one has unpacked and installed, the
+// other finds.
+func TestSwapAndGoBack(t *testing.T) {
+	t.Parallel()
+	for _, sdk := range []string{"0.6", "0.7"} {
+		t.Run(sdk, func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			first := install(workspace("ws-1"), "kit-1", "kit")(t)
+			second := install(workspace("ws-1"), "kit-2", "kit", "version: 1.0.0", "version: 1.0.1")(t)
+			// Each is first met by another runtime: the one that meets it gets the package.
+			for n, step := range []struct {
+				ours bool
+				all  []lbhost.Installation
+				new  []string
+			}{
+				{false, []lbhost.Installation{first}, []string{"kit-1"}},
+				{true, []lbhost.Installation{first, second}, []string{"kit-2"}},
+				{false, []lbhost.Installation{first, second}, nil},
+				{true, []lbhost.Installation{first, second}, nil},
+			} {
+				var r *live
+				if step.ours {
+					r = start(t, sdk, func(c *Config) { c.DataDir = filepath.Join(dir, "data") })
+				} else {
+					r = genuineIn(t, sdk, dir)
+				}
+				h := r.dial(lbhost.Config{})
+				result, err := h.Handshake(t.Context(), workspace("ws-1"), step.all...)
+				if err != nil || !slices.Equal(result.MissingArtifacts, step.new) && len(step.new)+len(result.MissingArtifacts) > 0 {
+					t.Fatalf("step %d: missing %v, %v", n, result.MissingArtifacts, err)
+				}
+				for _, i := range step.all {
+					running(t, h, i)
+				}
+				if err := h.Close(); err != nil {
+					t.Error(err)
+				}
+				if err := r.stop(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			trees, err := os.ReadDir(filepath.Join(dir, "data", "plugin-runtime", "environments", "sha256"))
+			if err != nil || len(trees) != 2 {
+				t.Errorf("two packages have %d dependency trees, %v: one of the runtimes did not find the other's", len(trees), err)
 			}
 		})
 	}
