@@ -43,15 +43,36 @@ func vendors() (string, error) {
 	return bin, nil
 }
 
-// condition is "vendors": the vendors' programs are installed. Where every part
-// is required it is an error that they are not.
+// condition is "vendors": the vendors' programs are installed; or "sdk": LangBot's
+// Python SDK is. Where every part is required it is an error that they are not.
 func condition(cond string) (bool, error) {
-	if cond != "vendors" {
+	var dir, missing string
+	var err error
+	switch cond {
+	case "vendors":
+		dir, err = vendors()
+		missing = "the vendors' CLIs are not installed: make setup-agents"
+	case "sdk":
+		dir, err = sdk()
+		missing = "the Python SDK of LangBot is not installed: make setup-sdk"
+	default:
 		return false, fmt.Errorf("unknown condition %q", cond)
 	}
-	dir, err := vendors()
 	if err == nil && dir == "" && os.Getenv("STOCKADE_REQUIRE") == "all" {
-		err = errors.New("the vendors' CLIs are not installed: make setup-agents")
+		err = errors.New(missing)
 	}
 	return dir != "", err
+}
+
+// sdk returns the Python with the newest SDK, "" if it is not installed.
+func sdk() (string, error) {
+	root, err := demo.FindCheckout("")
+	if err != nil {
+		return "", err
+	}
+	python := filepath.Join(root, ".cache", "sdk", "0.7", "bin", "python")
+	if _, err := os.Stat(python); err != nil {
+		return "", nil
+	}
+	return python, nil
 }

@@ -54,6 +54,11 @@ func TestScripts(t *testing.T) {
 				return err
 			}
 			env.Setenv("AGENTS", agents)
+			python, err := sdk()
+			if err != nil {
+				return err
+			}
+			env.Setenv("SDK", python) // a Python, where the condition sdk holds
 			daemons := map[string]*scriptDaemon{}
 			env.Values[daemonsKey{}] = daemons
 			env.Defer(func() {
