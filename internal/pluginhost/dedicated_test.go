@@ -430,3 +430,48 @@ func TestDoubleAnswer(t *testing.T) {
 		}
 	})
 }
+
+// IM-38: a worker that nothing can end is left behind after a bounded time, and
+// its installation goes on with the next revision.
+func TestUndeadWorkerIsLeftBehind(t *testing.T) {
+	inBubble(t, pluginwire.ProfileOSS, policy(), func(r *rig) {
+		p := pack(r.t, "toy", "1")
+		old, next := p.bind("inst-a", 1, 1), p.bind("inst-a", 1, 2)
+		r.launcher.set(func(w *puppet) {
+			w.ignoreTerm, w.undead = true, true
+			go func() { _, _ = w.register(w.spec.Capability) }()
+			_ = w.conn.Run(context.Background())
+		})
+		r.run(old, p, pluginwire.ModeDedicated)
+		r.launcher.set(nil)
+		before := time.Now()
+		r.run(next, p, pluginwire.ModeDedicated)
+		if took := time.Since(before); took > JoinWithin {
+			r.t.Errorf("it took %s", took)
+		}
+		if r.call(next) != 1 {
+			r.t.Error("not the new worker")
+		}
+		if _, err := r.launcher.nth(0).register("x"); err == nil {
+			r.t.Error("the old worker's connection still works")
+		}
+		r.launcher.nth(0).exit(worker.Exit{Text: "at last"}) // the kernel lets go: nothing is left then
+	})
+}
+
+// IM-51: the end of an old connection does not touch what a newer one registered.
+func TestOldLinkEndsAlone(t *testing.T) {
+	inBubble(t, pluginwire.ProfileShared, policy(), func(r *rig) {
+		_, a, b := r.pair()
+		r.m.mu.Lock()
+		old := r.m.installs[a].slot.pool.link
+		r.m.mu.Unlock()
+		r.launcher.nth(0).exit(worker.Exit{Text: "exited with code 1", Code: 1})
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		old.unregister(nil)
+		if r.call(a) != 1 || r.call(b) != 1 {
+			r.t.Error("the new process lost its slots")
+		}
+	})
+}

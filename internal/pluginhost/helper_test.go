@@ -313,6 +313,7 @@ type puppet struct {
 	// wrapped answers get_plugin_slot_container as SDK 0.7 does.
 	wrapped    bool
 	ignoreTerm bool
+	undead     bool   // nothing ends it but the launcher's Close
 	status     string // of the container after initialising; "" is initialized
 }
 
@@ -462,7 +463,7 @@ func (w *puppet) Terminate() {
 }
 
 func (w *puppet) Kill(context.Context) error {
-	if w.signal("KILL") {
+	if w.signal("KILL") && !w.undead {
 		w.exit(worker.Exit{Text: "ended by SIGKILL", Code: -1})
 	}
 	return nil
