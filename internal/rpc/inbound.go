@@ -216,7 +216,7 @@ func (c *Conn) finish(in *Inbound, data json.RawMessage, err error) {
 	case in.WantsStream:
 		// The caller reads a stream: give it the one answer as its only frame.
 		if data != nil {
-			if c.sendFrame(in, data) != nil {
+			if c.sendFrame(in.ctx, in, data) != nil {
 				return
 			}
 		}
@@ -268,7 +268,7 @@ func (in *Inbound) Send(ctx context.Context, data any) error {
 	if err := context.Cause(in.ctx); err != nil {
 		return err
 	}
-	return in.Conn.sendFrameIn(ctx, in, raw)
+	return in.Conn.sendFrame(ctx, in, raw)
 }
 
 // SendError sends an error as a frame: for the caller the stream ends with it. The
@@ -280,11 +280,7 @@ func (in *Inbound) SendError(ctx context.Context, err error) error {
 	return in.Conn.reply(ctx, &r)
 }
 
-func (c *Conn) sendFrame(in *Inbound, raw json.RawMessage) error {
-	return c.sendFrameIn(in.ctx, in, raw)
-}
-
-func (c *Conn) sendFrameIn(ctx context.Context, in *Inbound, raw json.RawMessage) error {
+func (c *Conn) sendFrame(ctx context.Context, in *Inbound, raw json.RawMessage) error {
 	r := pluginwire.Response{Seq: in.seq, Data: raw}
 	if !in.WantsStream {
 		return c.reply(ctx, &r)
