@@ -17,6 +17,7 @@ type (
 	BoxState          = api.BoxState
 	Mount             = api.Mount
 	Image             = api.Image
+	Installation      = api.Installation
 	Run               = api.Run
 	RunRequest        = api.RunRequest
 	RunCreated        = api.RunCreated
