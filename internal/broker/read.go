@@ -120,6 +120,7 @@ type logQuery struct {
 	wait   time.Duration
 	follow bool
 	ack    bool
+	frames bool // frames are handed on as they are
 }
 
 // logReader reads one log for one caller. It is for one goroutine.
@@ -265,6 +266,9 @@ func (r *logReader) ask(ctx context.Context) error {
 		return err
 	}
 	r.body, r.frames = body, host.NewFrameReader(body, r.at)
+	if r.q.frames {
+		r.frames.PassOn()
+	}
 	return nil
 }
 

@@ -40,11 +40,13 @@ type LogStream struct {
 	failed error
 }
 
-// Stream opens a log as frames, checksums and order already checked. A followed
-// log goes on through a restart of its host program; one that is not followed
-// goes at least to where the log ended when it was opened, however long it is.
+// Stream opens a log as frames. Headers and order are checked here; the host has
+// checked the payloads against the disk, and who reads them in the end checks them
+// again, by the checksums in the headers. A followed log goes on through a restart
+// of its host program; one that is not followed goes at least to where the log
+// ended when it was opened, however long it is.
 func (b *Broker) Stream(ctx context.Context, p authz.Principal, handle string, q StreamQuery) (*LogStream, error) {
-	lq := logQuery{cursor: q.Cursor, wait: q.Wait, follow: q.Follow, ack: q.Ack}
+	lq := logQuery{cursor: q.Cursor, wait: q.Wait, follow: q.Follow, ack: q.Ack, frames: true}
 	if q.Follow {
 		lq.wait = 0
 	} else {

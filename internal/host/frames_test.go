@@ -125,6 +125,44 @@ func TestFrameReaderGivesOutWhatCameBeforeTheDamage(t *testing.T) {
 	}
 }
 
+// A reader that passes frames on leaves damaged output to the next, and that alone.
+func TestFrameReaderPassesOn(t *testing.T) {
+	t.Parallel()
+	damaged := output(nil, wire.KindStdout, 0, 0, "abc")
+	damaged[wire.HeaderSize] ^= 1
+	read := func(in []byte) ([]byte, error) {
+		r := NewFrameReader(bytes.NewReader(in), 0)
+		r.PassOn()
+		b, err := r.Next()
+		if err != nil {
+			return nil, err
+		}
+		if _, err = r.Next(); errdefs.Is(err, errdefs.Unavailable) {
+			err = nil // the end of what there is
+		}
+		return b.Frames, err
+	}
+	if got, err := read(damaged); err != nil || !bytes.Equal(got, damaged) {
+		t.Errorf("%q, %v", got, err)
+	}
+	badNote := notes(t, bytes.Clone(damaged), wire.KindStatus, 3, wire.StatusFrame{Next: 3})
+	badNote[len(badNote)-1] ^= 1
+	for name, in := range map[string][]byte{
+		"order":  output(bytes.Clone(damaged), wire.KindStdout, 2, 2, "x"),
+		"offset": output(bytes.Clone(damaged), wire.KindStdout, 3, 2, "x"),
+		"note":   badNote,
+	} {
+		if got, err := read(in); !errdefs.Is(err, errdefs.Internal) || !bytes.Equal(got, damaged) {
+			t.Errorf("%s: %q, %v", name, got, err)
+		}
+	}
+	header := bytes.Clone(damaged)
+	header[9] ^= 1
+	if _, err := read(header); !errdefs.Is(err, errdefs.Internal) {
+		t.Errorf("header: %v", err)
+	}
+}
+
 // Whatever is cut wherever, a reader that reads on from its cursor gets every
 // byte once.
 func TestFrameReaderLosesNothing(t *testing.T) {
