@@ -74,6 +74,7 @@ workers in order, a second one at once.`,
 	f.StringVar(&trusted, "pypi-trusted-host", trusted, "hosts of the index whose certificate is not checked, separated by commas ("+pluginruntime.EnvTrustedHosts+")")
 	f.StringVar(&cfg.Uv, "uv", os.Getenv("STOCKADE_UV"), "uv, which installs faster than pip; none uses pip (STOCKADE_UV; default: uv if it is on the PATH)")
 	f.StringVar(&cfg.SDKPin, "sdk-pin", cfg.SDKPin, "strict: a package's pin of the SDK must be satisfied; relaxed: ==X of 0.6 is also satisfied by a newer 0.6")
+	f.StringSliceVar(&cfg.IndexHosts, "index-host", nil, "HOST or HOST:PORT that boxed installers reach besides the index's own; may be repeated (default: those of the public index)")
 	f.StringVar(&cfg.WorkerNetwork, "worker-network", cfg.WorkerNetwork, "network of boxed workers: host or none")
 	f.StringVar(&cfg.OCIRuntime, "oci-runtime", "", "OCI runtime for boxed workers (default: the first of runc and crun)")
 	f.StringVar(&cfg.HostProgram, "host-program", "", "stockade-host, which boxed workers need (default: beside this program)")

@@ -54,7 +54,7 @@ type Container struct {
 	Root    string        // root directory outside; it holds a mount point for every Bind
 	Binds   []Bind        // in mount order
 	Init    string        // the program outside that is shown at InitPath
-	NetNS   string        // path of the network namespace to join; "" makes a new one, without even loopback up
+	NetNS   string        // path of the network namespace to join; "" makes a new one
 	HostNet bool          // no network namespace: the machine's own
 	UIDBase uint32        // first of the box's IDRange user and group ids outside
 	Cgroup  string        // absolute path below every hierarchy

@@ -53,6 +53,7 @@ type Config struct {
 	Uv           string   // path of uv; "" looks for it, "none" installs with pip
 	IndexURL     string   // package index; may hold a credential
 	TrustedHosts []string // hosts of the index whose certificate is not checked
+	IndexHosts   []string // hosts that boxed installers reach besides the index's own; nil: those of the public index
 	SDKPin       string   // PinStrict (default) or PinRelaxed
 
 	WorkerNetwork string // of boxed workers: host (default) or none

@@ -145,7 +145,7 @@ func (r *runtime) launcher(cfg pluginwire.RuntimeConfig) (worker.Launcher, error
 		return nil, err
 	}
 	return worker.Box(worker.BoxConfig{
-		Interp: r.interp, DataDir: r.Config.DataDir, Policy: cfg.Policy, Network: r.Config.WorkerNetwork,
+		Interp: r.interp, DataDir: r.Config.DataDir, Policy: cfg.Policy, Network: r.Config.WorkerNetwork, IndexHosts: r.Config.IndexHosts,
 		InitPath: program, Runtime: oci, Logger: r.log,
 	})
 }

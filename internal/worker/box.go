@@ -16,6 +16,7 @@ import (
 	"github.com/stockade-run/stockade/internal/api"
 	"github.com/stockade-run/stockade/internal/cgroup"
 	"github.com/stockade-run/stockade/internal/errdefs"
+	"github.com/stockade-run/stockade/internal/netns"
 	"github.com/stockade-run/stockade/internal/oci"
 	"github.com/stockade-run/stockade/internal/pluginwire"
 	"github.com/stockade-run/stockade/internal/wire"
@@ -24,7 +25,7 @@ import (
 // Networks of a boxed worker.
 const (
 	NetworkHost = "host" // the machine's own, as the published SDK does it
-	NetworkNone = "none" // nothing, not even loopback
+	NetworkNone = "none" // loopback alone
 )
 
 // BoxConfig says what boxes of workers are made of.
@@ -282,6 +283,20 @@ func (b *box) begin(ctx context.Context, t *boxTree, l launch, sh shape, s slot,
 		return err
 	}
 	c.Cgroup = t.group.Path()
+	if !l.hostNet && l.netns == "" {
+		// Of our making, because not every runtime brings the loopback up. The box
+		// keeps it alive, so the pin goes when that runs.
+		pin := filepath.Join(b.dir, "netns", t.id)
+		if err := netns.Create(pin); err != nil {
+			return err
+		}
+		defer func() {
+			if err := netns.Remove(pin); err != nil {
+				t.log.Warn("the pin of a network namespace stays", "error", err)
+			}
+		}()
+		c.NetNS = pin
+	}
 	if err := t.group.Create(b.limits(l.policy)); err != nil {
 		return err
 	}

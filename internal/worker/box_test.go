@@ -33,6 +33,13 @@ def status(name):
 def lists(d):
     try: return sorted(os.listdir(d))
     except OSError: return None
+def connect():
+    import socket
+    s = socket.socket()
+    s.bind(("127.0.0.1", 0))
+    s.listen()
+    try: socket.create_connection(s.getsockname(), 5); return "ok"
+    except OSError as e: return str(e)
 asked = json.loads(sys.stdin.readline() or "{}")
 print(json.dumps({
     "env": sorted(open("/proc/self/environ").read().split("\0")[:-1]), "argv": sys.orig_argv, "cwd": os.getcwd(),
@@ -41,6 +48,7 @@ print(json.dumps({
     "see": {d: lists(d) for d in asked.get("see", [])},
     "modes": {d: oct(os.stat(d).st_mode & 0o7777) for d in asked.get("modes", []) if os.path.exists(d)},
     "init": open("/proc/1/cmdline").read(), "pids": [int(p) for p in os.listdir("/proc") if p.isdigit()],
+    "connect": connect() if asked.get("connect") else "",
     "net": sorted(l.split(":")[0].strip() for l in open("/proc/net/dev").readlines()[2:]),
     "resolv": os.path.getsize("/etc/resolv.conf") if os.path.exists("/etc/resolv.conf") else 0,
     "limits": {k: list(__import__("resource").getrlimit(getattr(__import__("resource"), k))) for k in ("RLIMIT_NOFILE", "RLIMIT_FSIZE", "RLIMIT_NPROC", "RLIMIT_CORE")},
@@ -56,7 +64,7 @@ type seen struct {
 	Write              map[string]bool
 	See                map[string][]string
 	Modes              map[string]string
-	Init               string
+	Init, Connect      string
 	Pids               []int
 	Net                []string
 	Resolv             int
@@ -255,10 +263,14 @@ func TestBoxesAreApart(t *testing.T) {
 
 func TestNoNetwork(t *testing.T) {
 	t.Parallel()
-	r := newBox(t, bare(t, look), noNetwork)
-	if s := looks(t, r, "{}"); !slices.Equal(s.Net, []string{"lo"}) || s.Resolv != 0 {
-		t.Errorf("%v, a resolver of %d bytes", s.Net, s.Resolv)
-	}
+	need.EachRuntime(t, func(t *testing.T, path string) {
+		t.Parallel()
+		r := newBox(t, bare(t, look), with(t, path), noNetwork)
+		s := looks(t, r, `{"connect":true}`)
+		if !slices.Equal(s.Net, []string{"lo"}) || s.Resolv != 0 || s.Connect != "ok" {
+			t.Errorf("%v, loopback %s, a resolver of %d bytes", s.Net, s.Connect, s.Resolv)
+		}
+	})
 }
 
 // TestLimitsBite: each limit of the policy ends what goes over it, and only that.

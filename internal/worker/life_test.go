@@ -151,7 +151,7 @@ while True: time.sleep(600)
 			p := start(t, r, r.spec)
 			fmt.Fprintln(p.Stdin, how)
 			line(t, bufio.NewReader(p.Stdout))
-			o := p.Stop(500 * time.Millisecond)
+			o := p.Stop(map[How]time.Duration{Graceful: patience, Terminated: 3 * time.Second, Killed: 3 * time.Second}[how])
 			text, code := p.Exit()
 			if o.How != how || o.Err != nil {
 				t.Errorf("%s: %+v, %s", how, o, text)
@@ -265,8 +265,10 @@ func TestClose(t *testing.T) {
 			t.Error(err)
 		}
 		for _, p := range ps {
-			if _, code := p.Exit(); code != 0 {
-				t.Errorf("%+v", p.exit)
+			select {
+			case <-p.Exited():
+			default:
+				t.Error("it lives on")
 			}
 		}
 		if p, err := r.Start(t.Context(), r.spec); !errdefs.Is(err, errdefs.Unavailable) {
