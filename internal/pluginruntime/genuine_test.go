@@ -44,7 +44,7 @@ func genuineIn(t *testing.T, sdk, dir string) *live {
 		_ = cmd.Process.Signal(syscall.SIGTERM)
 		ended := make(chan error, 1)
 		go func() { ended <- cmd.Wait() }()
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		ctx, cancel := context.WithTimeout(context.Background(), stopTime) // it stops its workers one after another
 		defer cancel()
 		select {
 		case <-ended:

@@ -53,29 +53,6 @@ func TestSupersession(t *testing.T) {
 	}
 }
 
-// TestPluginWaitsForLangBot: what a plugin asks while LangBot reconnects is answered
-// by the next connection.
-func TestPluginWaitsForLangBot(t *testing.T) {
-	t.Parallel()
-	r := start(t, "0.7", nil)
-	kit := install(workspace("ws-1"), "kit-1", "kit")(t)
-	script := lbhost.NewScript()
-	old := r.connect(lbhost.Config{Script: script}, kit)
-	running(t, old, kit)
-	// The tool waits, then asks; its caller is gone by then.
-	if _, err := old.Conn.Stream(t.Context(), pluginwire.ActionExecuteCommand, M{"command_context": lbhost.CommandContext("say", "words")},
-		rpc.CallOptions{Context: kit.Binding}); err != nil {
-		t.Fatal(err)
-	}
-	if err := old.Close(); err != nil {
-		t.Fatal(err)
-	}
-	newer := r.connect(lbhost.Config{Script: script}, kit)
-	if got, err := newer.CallTool(t.Context(), kit.Binding, "probe", M{"op": "bots"}); err != nil || !strings.Contains(string(got), "bot-1") {
-		t.Errorf("%s, %v", got, err)
-	}
-}
-
 // TestReconnectInTheMiddleOfEverything: LangBot comes and goes while calls run; each
 // call is answered or fails, and in the end all is as it was.
 func TestReconnectInTheMiddleOfEverything(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"sync/atomic"
 	"time"
 
@@ -196,7 +197,7 @@ func (r *runtime) listen(ctx context.Context) (at Addresses, err error) {
 	if err != nil {
 		return at, err
 	}
-	at.Plugin = "ws://" + addr.String() + "/plugin/debug/ws"
+	at.Plugin = "ws://" + here(addr) + "/plugin/debug/ws"
 	r.Config.PluginPort = addr.(*net.TCPAddr).Port
 	if c.Stdio {
 		r.stdio = make(chan struct{})
@@ -216,9 +217,18 @@ func (r *runtime) listen(ctx context.Context) (at Addresses, err error) {
 	if addr, err = r.control5400.open(ctx, c.address(c.ControlPort)); err != nil {
 		return at, err
 	}
-	at.Control = "ws://" + addr.String() + "/control/ws"
+	at.Control = "ws://" + here(addr) + "/control/ws"
 	r.log.Info("waiting for LangBot", "control", at.Control, "plugin", at.Plugin, "token", c.ControlToken != "")
 	return at, nil
+}
+
+// here is an address at which this machine reaches a listener.
+func here(a net.Addr) string {
+	tcp := a.(*net.TCPAddr)
+	if tcp.IP.IsUnspecified() {
+		return net.JoinHostPort("127.0.0.1", strconv.Itoa(tcp.Port))
+	}
+	return tcp.String()
 }
 
 func loopback(host string) bool {
@@ -237,6 +247,9 @@ func errUnauthorized(format string, args ...any) error {
 func (r *runtime) admitControl(h http.Header) (func(context.Context, rpc.Transport) error, error) {
 	if want := r.Config.ControlToken; want != "" && !equalSecret(header(h, headerControlToken), want) {
 		return nil, errUnauthorized("the control token is missing or wrong")
+	}
+	if !r.live.Load() {
+		return func(_ context.Context, t rpc.Transport) error { return t.Close() }, nil // stopping
 	}
 	return r.control.Serve, nil
 }
