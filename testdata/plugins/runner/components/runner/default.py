@@ -34,6 +34,52 @@ class DefaultRunner(Runner):
                 out += chunk.data
             exit = await process.wait()
             text = f"{out.decode()}exit {exit.code}"
+        if word == "granted":
+            text = json.dumps(ctx.runtime.metadata.get("run_process"))
+        if word == "sort":
+            # Input with an end, and an exit status that is not 0.
+            from stockade_runner import open_process
+
+            async with await open_process(ctx, ["sh", "-c", "sort; exit 3"], stdin=True) as process:
+                for part in rest.split():
+                    await process.write(part.encode() + b"\n")
+                await process.close_stdin()
+                out = b"".join([chunk.data async for chunk in process])
+                exit = await process.wait()
+                closed = await process.close()
+            text = f"{out.decode()}exit {exit.code} quiescent {closed.quiescent}"
+        if word == "calls":
+            text = json.dumps(await calls(ctx, json.loads(rest)))
+        if word == "hold":
+            # A process that outlives everything it can; its handle is told at once.
+            from stockade_runner import open_process
+
+            process = await open_process(ctx, ["sh", "-c", rest])
+            yield RunnerResult.message_delta(ctx.run_id, MessageChunk(role="assistant", content=process.handle))
+            await asyncio.sleep(3600)
         yield RunnerResult.run_completed(
             run_id=ctx.run_id, message=Message(role="assistant", content=text), finish_reason="stop"
         )
+
+
+async def calls(ctx: RunnerContext, wanted: list) -> list:
+    """Makes calls as they are given, [action, payload], and returns their answers or errors.
+    In payloads $handle is the handle of the last process that was opened."""
+    from langbot_plugin.entities.io.errors import ActionCallError
+    from stockade_runner.api import RunProcessAPI, RunProcessAction
+
+    api, handle, answers = RunProcessAPI(ctx), "", []
+    for action, payload in wanted:
+        payload = {"run_id": ctx.run_id, **payload}
+        if payload.get("handle") == "$handle":
+            payload["handle"] = handle
+        try:
+            answer = await api._handler.call_action(RunProcessAction(action), payload, 60)
+            handle = answer.get("handle", handle)
+            answers.append(answer)
+        except ActionCallError as error:
+            answers.append({"text": str(error), "data": getattr(error, "data", None)})
+        except Exception as error:
+            known = getattr(error, "error", None)
+            answers.append({"text": str(error), "data": {"error": known.model_dump()} if known else None})
+    return answers
