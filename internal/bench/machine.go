@@ -89,6 +89,25 @@ func private(pid int) (int64, error) {
 	return m["Private_Clean"] + m["Private_Dirty"], err
 }
 
+// ticksPerSecond is USER_HZ, which Linux fixes at 100 on every platform it runs on.
+const ticksPerSecond = 100
+
+// cpuTime is the processor time a process has used (proc_pid_stat(5), fields 14, 15).
+func cpuTime(pid int) (time.Duration, error) {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0, errdefs.Wrap(err, errdefs.Unavailable, "the time of process %d cannot be read: %v", pid, err)
+	}
+	_, rest, _ := strings.Cut(string(b), ") ")
+	f := strings.Fields(rest)
+	if len(f) < 13 {
+		return 0, errdefs.New(errdefs.Internal, "/proc/PID/stat has %d fields", len(f))
+	}
+	user, _ := strconv.ParseInt(f[11], 10, 64)
+	system, _ := strconv.ParseInt(f[12], 10, 64)
+	return time.Duration(user+system) * time.Second / ticksPerSecond, nil
+}
+
 // connections counts the sockets a process has open.
 func connections(pid int) int {
 	n := 0

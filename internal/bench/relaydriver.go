@@ -6,13 +6,11 @@ import (
 	_ "embed" // the baseline's text
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -174,24 +172,8 @@ func (h *hubProcess) stop() {
 	kill.Stop()
 }
 
-// ticksPerSecond is USER_HZ, which Linux fixes at 100 on every platform it runs on.
-const ticksPerSecond = 100
-
-// cpu is the processor time the process has used (proc_pid_stat(5), fields 14, 15).
-func (h *hubProcess) cpu() (time.Duration, error) {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", h.cmd.Process.Pid))
-	if err != nil {
-		return 0, errdefs.Wrap(err, errdefs.Unavailable, "the time of the %s hub cannot be read: %v", h.name, err)
-	}
-	_, rest, _ := strings.Cut(string(b), ") ")
-	f := strings.Fields(rest)
-	if len(f) < 13 {
-		return 0, errdefs.New(errdefs.Internal, "/proc/PID/stat has %d fields", len(f))
-	}
-	user, _ := strconv.ParseInt(f[11], 10, 64)
-	system, _ := strconv.ParseInt(f[12], 10, 64)
-	return time.Duration(user+system) * time.Second / ticksPerSecond, nil
-}
+// cpu is the processor time the process has used.
+func (h *hubProcess) cpu() (time.Duration, error) { return cpuTime(h.cmd.Process.Pid) }
 
 // tailBuffer keeps the end of what is written to it.
 type tailBuffer struct {

@@ -43,7 +43,7 @@ minutes, starts its own servers in a new directory and leaves nothing behind. Ne
 			return report.Print(a.Stdout)
 		},
 	}
-	c.AddCommand(a.benchRelayCommand(), a.benchRelayHubCommand())
+	c.AddCommand(a.benchRelayCommand(), a.benchRelayHubCommand(), a.benchRuntimeCommand())
 	f := c.Flags()
 	f.StringVar(&dir, "dir", "", "where to measure (default: the system's temporary directory)")
 	f.IntVar(&cfg.Idle, "idle", 5000, "idle attached processes")

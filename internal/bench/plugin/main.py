@@ -1,0 +1,6 @@
+from langbot_plugin.api.definition.plugin import BasePlugin
+
+
+class Bench(BasePlugin):
+    async def initialize(self) -> None:
+        pass
