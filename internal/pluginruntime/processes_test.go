@@ -25,7 +25,7 @@ import (
 // served is a real stockade serve.
 type served struct {
 	*serverproc.Server
-	keyFile string
+	exe, keyFile string
 }
 
 // brokerOf runs a real stockade serve until the test ends.
@@ -54,7 +54,7 @@ func brokerOf(t *testing.T) (*served, *client.Client) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { emptied(t, s, c) })
-	return &served{s, filepath.Join(state, "default.key")}, c
+	return &served{s, filepath.Join(bin, "stockade"), filepath.Join(state, "default.key")}, c
 }
 
 // emptied removes every box, so that nothing is left on the machine.
