@@ -11,10 +11,14 @@ import (
 // startOf is what the owner of processes is told of a run: the binding its worker
 // acts under, and what LangBot's context says of it.
 func startOf(p Plugin, runCtx object, deadline time.Time) runprocess.Start {
-	return runprocess.Start{
+	s := runprocess.Start{
 		Plugin: id(p), Binding: p.Binding(), RunID: runCtx.textOr("run_id", ""),
 		Conversation: conversation(runCtx), Deadline: deadline,
 	}
+	if g, ok := p.(interface{ Gone() <-chan struct{} }); ok {
+		s.Gone = g.Gone()
+	}
+	return s
 }
 
 // conversation names the conversation of a run, or is empty. Conversations of two

@@ -9,7 +9,11 @@ import (
 
 // health is the body of /healthz.
 func (r *runtime) health() (any, error) {
-	return map[string]any{"live": r.live.Load(), "resources": r.manager.Health(), "runtime": r.process()}, nil
+	out := map[string]any{"live": r.live.Load(), "resources": r.manager.Health(), "runtime": r.process()}
+	if r.processes != nil {
+		out["runner_processes"] = r.processes.Counters()
+	}
+	return out, nil
 }
 
 // process is what the published SDK 0.7 tells of its process, under the same names.

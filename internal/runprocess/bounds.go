@@ -23,7 +23,7 @@ const (
 	RunCalls  = 16   // calls of one run
 	RunPolls  = 12   // of those, reads that wait
 	ConnCalls = 96   // calls over one worker's connection, of all its slots
-	MaxRuns   = 1024 // active runs
+	MaxRuns   = 1024 // runs that are not finished
 	begins    = 8    // runs that are begun at the same time
 )
 
@@ -43,6 +43,10 @@ const (
 	tellMargin = 500 * time.Millisecond
 	// EndGrace is the time between SIGTERM and SIGKILL for what a run leaves running.
 	EndGrace = 2 * time.Second
+
+	// overMargin is how long after its deadline a run is ended in any case: the worker's
+	// own time-out comes first.
+	overMargin = time.Second
 
 	ttlMargin  = time.Minute
 	ttlDefault = time.Hour

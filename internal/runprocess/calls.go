@@ -40,7 +40,7 @@ func (k *Keeper) answer(ctx context.Context, conn any, binding pluginwire.Contex
 	if p.err != nil {
 		return nil, p.err
 	}
-	poll := action == pluginwire.ActionReadRunProcess && p.has("wait_ms")
+	poll := action == pluginwire.ActionReadRunProcess && within > otherWithin
 	r, err := k.enter(conn, binding, runID, poll)
 	if err != nil {
 		return nil, err

@@ -22,6 +22,7 @@
 //
 //	begin     one per run at its start, and one more per request that finds that
 //	          the last begin failed; bounded by BeginWithin; joined by the finish
+//	watch     one per active run: ends it when its worker has gone or its deadline is over
 //	finish    one per ended run, bounded by FinishWithin
 //
 // [Keeper.Close] ends every run and joins them all. Keeper.mu is a leaf: nothing

@@ -38,6 +38,7 @@ type Keeper struct {
 	runs    map[key]*Run
 	conns   map[any]int // calls under way
 	closing bool
+	open    int // runs that are not finished
 	counts  Counters
 }
 
@@ -50,6 +51,7 @@ type key struct {
 // Counters are numbers for health; they name nobody.
 type Counters struct {
 	Active   int   `json:"active"`
+	Ending   int   `json:"ending"` // ended, and not finished yet
 	Calls    int64 `json:"calls_total"`
 	Busy     int64 `json:"busy_total"`
 	Begun    int64 `json:"begun_total"`
@@ -76,12 +78,15 @@ func (k *Keeper) Granted(plugin string, binding pluginwire.Context) bool {
 	return k != nil && binding.IsBinding() && (slices.Contains(k.cfg.Plugins, plugin) || slices.Contains(k.cfg.Plugins, All))
 }
 
-// Counters returns the numbers of now.
+// Counters returns the numbers of now, all 0 for a nil Keeper.
 func (k *Keeper) Counters() Counters {
+	if k == nil {
+		return Counters{}
+	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	c := k.counts
-	c.Active = len(k.runs)
+	c.Active, c.Ending = len(k.runs), k.open-len(k.runs)
 	return c
 }
 

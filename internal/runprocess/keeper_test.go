@@ -314,6 +314,66 @@ func TestBounds(t *testing.T) {
 	})
 }
 
+// TestEndsByItself: a run ends with its worker and with its deadline, also while its
+// stream waits for LangBot.
+func TestEndsByItself(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		f := newFake()
+		k := New(Config{Broker: f, Plugins: []string{plug}})
+		gone := make(chan struct{})
+		a, b := runOf("a", "r"), runOf("b", "r")
+		a.Gone, b.Deadline = gone, time.Now().Add(time.Minute)
+		k.Begin(a)
+		k.Begin(b)
+		synctest.Wait()
+		close(gone)
+		synctest.Wait()
+		if _, finished, _ := f.counts(); finished != 1 || k.Counters().Active != 1 {
+			t.Errorf("%d finished, %+v", finished, k.Counters())
+		}
+		time.Sleep(time.Minute + overMargin)
+		synctest.Wait()
+		if _, finished, _ := f.counts(); finished != 2 || k.Counters().Active != 0 {
+			t.Errorf("%d finished, %+v", finished, k.Counters())
+		}
+		if err := k.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestTooManyRuns: a broker that does not answer does not let runs pile up.
+func TestTooManyRuns(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		f := newFake()
+		f.acquire = func(ctx context.Context) error { <-ctx.Done(); return errDown }
+		k := New(Config{Broker: f, Plugins: []string{plug}})
+		for n := range MaxRuns {
+			r := k.Begin(runOf("a", strconv.Itoa(n)))
+			if r == nil {
+				t.Fatalf("run %d was not granted", n)
+			}
+			r.End(t.Context(), "", time.Hour)
+		}
+		if k.Begin(runOf("a", "r")) != nil {
+			t.Error("one more was granted")
+		}
+		if c := k.Counters(); c.Active != 0 || c.Ending != MaxRuns {
+			t.Errorf("%+v", c)
+		}
+		time.Sleep(BeginWithin)
+		synctest.Wait()
+		if r := k.Begin(runOf("a", "r")); r == nil {
+			t.Error("none is granted afterwards")
+		}
+		if err := k.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // TestBegin: what stands in the way of a run, and how each try goes on.
 func TestBegin(t *testing.T) {
 	t.Parallel()

@@ -25,6 +25,8 @@ type Start struct {
 	// each other's files. Empty: the run has its box to itself, and it goes with it.
 	Conversation []string
 	Deadline     time.Time // zero: none
+	// Gone, if not nil, is closed when the worker has no right to act any more.
+	Gone <-chan struct{}
 }
 
 // Run is the right of one run of a runner to have processes, from [Keeper.Begin] to
@@ -74,8 +76,8 @@ func (k *Keeper) Begin(s Start) *Run {
 		why = "the runtime is shutting down"
 	case k.runs[at] != nil:
 		why = "a run with its id is active for this installation"
-	case len(k.runs) >= MaxRuns:
-		why = "the limit of active runs is reached: " + strconv.Itoa(MaxRuns)
+	case k.open >= MaxRuns:
+		why = "the limit of runs that are not finished is reached: " + strconv.Itoa(MaxRuns)
 	}
 	if why != "" {
 		cancel(nil)
@@ -83,8 +85,28 @@ func (k *Keeper) Begin(s Start) *Run {
 		return nil
 	}
 	k.runs[at] = r
+	k.open++
 	r.beginLocked()
+	k.wg.Go(r.watch)
 	return r
+}
+
+// watch ends the run when its worker has gone or its time is over, whatever its
+// stream is waiting for: LangBot may be slow to take what was sent before.
+func (r *Run) watch() {
+	var over <-chan time.Time
+	if d := r.start.Deadline; !d.IsZero() {
+		timer := time.NewTimer(time.Until(d) + overMargin)
+		defer timer.Stop()
+		over = timer.C
+	}
+	select {
+	case <-r.start.Gone:
+		r.End(r.ctx, "its worker ended, or its installation was fenced", 0)
+	case <-over:
+		r.End(r.ctx, "its deadline was over", 0)
+	case <-r.ctx.Done():
+	}
 }
 
 // beginLocked starts an attempt; mu is held and the run has not ended.
@@ -207,12 +229,15 @@ func (k *Keeper) endLocked(r *Run, reason string) {
 	}
 	a, used := r.last, r.used
 	k.wg.Go(func() {
-		defer close(r.done)
 		<-r.idle
 		<-a.done
 		if a.err == nil {
 			r.finish(a, used, reason)
 		}
+		k.mu.Lock()
+		k.open--
+		k.mu.Unlock()
+		close(r.done)
 	})
 }
 

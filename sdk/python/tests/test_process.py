@@ -16,6 +16,7 @@ from stockade_runner import (
     RunProcessAPI,
     Winsize,
     open_process,
+    process_limits,
 )
 
 
@@ -25,6 +26,13 @@ def run(coroutine):
 
 def actions(host):
     return [name for name, _, _ in host.calls]
+
+
+def test_limits_tell_whether_there_are_processes():
+    assert process_limits(context()) is None
+    assert process_limits(context(metadata={"run_process": True})) is None
+    limits = process_limits(context(metadata={"run_process": {"max_wait_ms": 5, "later": 1}}))
+    assert limits.max_wait_ms == 5 and limits.max_read_bytes == 256 << 10
 
 
 def test_open_says_what_it_was_told(host, api):

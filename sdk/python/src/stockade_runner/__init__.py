@@ -20,7 +20,7 @@ from stockade_runner.models import (
     Winsize,
 )
 from stockade_runner.errors import OutputLost, ProcessError
-from stockade_runner.process import Process, open_process
+from stockade_runner.process import Process, open_process, process_limits
 
 __all__ = [
     "Chunk",
@@ -39,4 +39,5 @@ __all__ = [
     "StdinState",
     "Winsize",
     "open_process",
+    "process_limits",
 ]

@@ -26,6 +26,13 @@ FULL_MAX_DELAY = 1.0
 ENDED = ("fenced", "closed", "never_started")
 
 
+def process_limits(ctx: Any) -> IOLimits | None:
+    """How much one call of a run may carry, or None where the run may not run processes:
+    to be looked at before anything is begun. ``ctx`` is the context of the runner."""
+    told = ctx.runtime.metadata.get("run_process")
+    return IOLimits.model_validate(told) if isinstance(told, dict) else None
+
+
 async def open_process(
     run: Any,
     argv: Sequence[str],
