@@ -22,6 +22,11 @@ import (
 // When ctx ends while dependencies are prepared, the installation is failed and
 // may be applied again; stopping what was fenced is always finished.
 func (m *Manager) Apply(ctx context.Context, b pluginwire.Context, archive []byte, req pluginwire.ApplyRequest) (pluginwire.StateResult, error) {
+	defer m.saveUse(false)
+	return m.applyNow(ctx, b, archive, req)
+}
+
+func (m *Manager) applyNow(ctx context.Context, b pluginwire.Context, archive []byte, req pluginwire.ApplyRequest) (pluginwire.StateResult, error) {
 	m.interrupt(b, false)
 	unlock, err := m.keys.lock(ctx, b.InstallationUUID)
 	if err != nil {
@@ -233,6 +238,7 @@ func (m *Manager) Remove(ctx context.Context, b pluginwire.Context) (pluginwire.
 		return pluginwire.StateResult{}, err
 	}
 	m.revoke(b)
+	m.saveUse(false)
 	return pluginwire.StateResult{InstallationUUID: b.InstallationUUID, State: pluginwire.StateRemoved}, context.Cause(ctx)
 }
 

@@ -17,6 +17,7 @@ type Legacy struct {
 	Author, Name string
 	Dir          string // its directory
 	SitePackages string // of its own environment; may be empty
+	Problem      string // what its log shall say first, such as why a dependency is missing
 }
 
 // legacyUnit is a legacy plugin that runs; sup belongs to Manager.mu.
@@ -45,6 +46,9 @@ func (m *Manager) StartLegacy(spec Legacy) error {
 		return errdefs.New(errdefs.Conflict, "plugin %s is already running", spec.id())
 	}
 	u := &legacyUnit{m: m, spec: spec, logs: pluginlog.New()}
+	if spec.Problem != "" {
+		u.logs.Add(time.Now(), "ERROR", spec.Problem)
+	}
 	m.legacy[spec.id()] = u
 	m.superviseLocked(u, func(s *supervisor) { u.sup = s })
 	return nil

@@ -31,6 +31,7 @@ type Manager struct {
 	recon   tokens   // one: Reconcile
 	counter counters
 	pinned  chan struct{} // closed once a Workspace is pinned (oss_dev)
+	use     useRecord
 
 	// life ends every supervisor at shutdown; running counts them.
 	life    context.Context
@@ -292,6 +293,11 @@ func (m *Manager) currentLocked(b pluginwire.Context) bool {
 func (m *Manager) nextLaunch() uint64 {
 	m.launches++
 	return m.launches
+}
+
+// policyLocked is the policy as it holds for a worker of one mode; mu is held.
+func (m *Manager) policyLocked(mode pluginwire.Mode) pluginwire.WorkerPolicy {
+	return m.runtime.Policy.For(mode, m.runtime.Profile)
 }
 
 func shared(rc pluginwire.RuntimeConfig) bool { return rc.Profile == pluginwire.ProfileShared }

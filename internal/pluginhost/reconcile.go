@@ -45,6 +45,8 @@ func (m *Manager) Reconcile(ctx context.Context, want []pluginwire.DesiredState)
 	batch := max(1, m.runtime.Policy.MaxConcurrentRestarts)
 	m.mu.Unlock()
 
+	whole := false
+	defer func() { m.saveUse(whole) }()
 	res := pluginwire.ReconcileResult{Applied: []string{}, Removed: []string{}, MissingArtifacts: []string{}, Failed: []pluginwire.FailedInstallation{}}
 	if res.Removed, err = m.withdrawAll(ctx, active, next); err != nil {
 		return none, err
@@ -66,6 +68,7 @@ func (m *Manager) Reconcile(ctx context.Context, want []pluginwire.DesiredState)
 			}
 		}
 	}
+	whole = true
 	keep := map[string]bool{}
 	for uuid := range next {
 		keep[uuid] = true
@@ -145,7 +148,7 @@ func (m *Manager) applyBatch(ctx context.Context, part []pluginwire.DesiredState
 	var group sync.WaitGroup
 	for i, w := range part {
 		group.Go(func() {
-			res, err := m.Apply(ctx, w.Binding, nil, pluginwire.ApplyRequest{Enabled: w.Enabled, Mode: w.Mode})
+			res, err := m.applyNow(ctx, w.Binding, nil, pluginwire.ApplyRequest{Enabled: w.Enabled, Mode: w.Mode})
 			if err != nil {
 				cancel(err)
 			}
