@@ -5,12 +5,16 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
 	"strings"
 	"unicode/utf8"
 
 	"go.yaml.in/yaml/v3"
 
 	"github.com/stockade-run/stockade/internal/errdefs"
+	"github.com/stockade-run/stockade/internal/shelf"
 )
 
 const manifestName = "manifest.yaml"
@@ -22,6 +26,25 @@ const (
 	maxIdentity  = 256 // bytes of author, name and version
 	kindOfPlugin = "Plugin"
 )
+
+// ReadManifest reads the manifest.yaml of an unpacked plugin. Errors: not_found
+// where there is none, invalid for one that a package could not have.
+func ReadManifest(dir string) (Manifest, error) {
+	f, err := os.Open(filepath.Join(dir, manifestName))
+	if errors.Is(err, fs.ErrNotExist) {
+		return Manifest{}, errdefs.New(errdefs.NotFound, "%s has no manifest.yaml", dir)
+	}
+	if err != nil {
+		return Manifest{}, shelf.Refusal(err, "the manifest of %s cannot be read", dir)
+	}
+	defer f.Close()
+	lim := DefaultLimits()
+	b, err := io.ReadAll(io.LimitReader(f, lim.Manifest+1))
+	if err != nil {
+		return Manifest{}, shelf.Refusal(err, "the manifest of %s cannot be read", dir)
+	}
+	return parseManifest(b, lim)
+}
 
 func (p *plan) readManifest(lim Limits) error {
 	for _, f := range p.files {

@@ -22,7 +22,7 @@ type Installer interface {
 type InstallSpec struct {
 	Python       string   // the interpreter to install for, and that runs pip
 	Uv           string   // path of uv; "" installs with pip
-	Target       string   // absolute, the site-packages directory, empty
+	Target       string   // absolute, the site-packages directory, empty; "" installs into Python's own environment, a virtual one
 	Scratch      string   // absolute, HOME and TMPDIR of the installer, working directory
 	Requirements string   // absolute path of the requirements file, below Scratch
 	Index        string   // URL of the package index, may hold credentials; never in argv
@@ -45,9 +45,12 @@ func (s InstallSpec) Command() (argv, env []string) {
 		"PYTHONDONTWRITEBYTECODE=1", "PYTHONNOUSERSITE=1", "PYTHONUNBUFFERED=1",
 	}
 	if s.Uv != "" {
-		argv = []string{s.Uv, "pip", "install", "--python", s.Python, "--target", s.Target, "--requirements", s.Requirements,
+		argv = []string{s.Uv, "pip", "install", "--python", s.Python, "--requirements", s.Requirements,
 			"--no-cache", "--no-config", "--no-progress", "--no-sources", "--no-python-downloads",
 			"--link-mode", "copy", "--color", "never"}
+		if s.Target != "" {
+			argv = append(argv, "--target", s.Target)
+		}
 		for _, h := range s.TrustedHosts {
 			argv = append(argv, "--allow-insecure-host", h)
 		}
@@ -56,8 +59,11 @@ func (s InstallSpec) Command() (argv, env []string) {
 		}
 		return argv, append(env, "UV_NO_COMPILE_BYTECODE=1")
 	}
-	argv = []string{s.Python, "-I", "-B", "-m", "pip", "install", "--disable-pip-version-check", "--ignore-installed", "--no-cache-dir",
-		"--no-compile", "--no-input", "--no-warn-script-location", "--progress-bar", "off", "--target", s.Target, "--requirement", s.Requirements}
+	argv = []string{s.Python, "-I", "-B", "-m", "pip", "install", "--disable-pip-version-check", "--no-cache-dir",
+		"--no-compile", "--no-input", "--no-warn-script-location", "--progress-bar", "off", "--requirement", s.Requirements}
+	if s.Target != "" {
+		argv = append(argv, "--ignore-installed", "--target", s.Target)
+	}
 	for _, h := range s.TrustedHosts {
 		argv = append(argv, "--trusted-host", h)
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	_ "embed" // the rules
 	"encoding/json"
+	"errors"
 	"os/exec"
 	"strings"
 	"time"
@@ -26,19 +27,21 @@ const (
 
 // question is what rules.py is asked.
 type question struct {
-	Do           string   `json:"do"` // "parse" or "validate"
+	Do           string   `json:"do"` // "parse", "validate" or "classify"
 	Text         string   `json:"text,omitempty"`
 	SDK          string   `json:"sdk"`
 	Most         int      `json:"most"`
 	Site         string   `json:"site,omitempty"`
+	Sites        []string `json:"sites"`
 	Requirements []string `json:"requirements"`
 }
 
 // reply is what it answers.
 type reply struct {
-	Requirements []string `json:"requirements"` // normalised, without the SDK
-	Relaxed      string   `json:"relaxed"`      // the SDK requirement that needs the relaxation; "" for none
-	Missing      []string `json:"missing"`      // names that are not installed as asked
+	Requirements []string      `json:"requirements"` // normalised, without the SDK
+	Relaxed      string        `json:"relaxed"`      // the SDK requirement that needs the relaxation; "" for none
+	Missing      []string      `json:"missing"`      // names that are not installed as asked
+	Classified   []Requirement `json:"classified"`
 	Error        *struct {
 		Kind        string `json:"kind"`
 		Line        int    `json:"line"` // 1-based
@@ -50,33 +53,46 @@ type reply struct {
 // working directory.
 func (s *Store) ask(ctx context.Context, q question) (reply, error) {
 	var r reply
-	in, err := json.Marshal(q)
-	if err != nil {
-		return r, errdefs.Wrap(err, errdefs.Internal, "the requirements cannot be encoded")
-	}
-	limited, cancel := context.WithTimeout(ctx, rulesTime)
-	defer cancel()
-	cmd := exec.CommandContext(limited, s.cfg.Interp.Path, "-I", "-B", "-c", rules)
-	cmd.Dir = "/"
-	cmd.Env = []string{"LC_ALL=C.UTF-8"}
-	cmd.Stdin = bytes.NewReader(in)
-	var out, said bounded
-	out.most, said.most = maxAnswer, 4<<10
-	cmd.Stdout, cmd.Stderr = &out, &said
-	cmd.WaitDelay = time.Second
-	err = cmd.Run()
+	said, err := runRules(ctx, s.cfg.Interp.Path, q, &r)
 	if ctx.Err() != nil {
 		return r, context.Cause(ctx)
 	}
-	if err == nil && !out.over {
-		err = json.Unmarshal(out.b, &r)
-	}
-	if err != nil || out.over {
-		s.log.Warn("the interpreter could not check requirements", "error", err, "output", redact(string(said.b)))
-		return r, errdefs.Wrap(err, errdefs.Unavailable, "the interpreter %s cannot check the plugin's requirements", s.cfg.Interp.Path).
-			WithNext("see the runtime's log")
+	if err != nil {
+		s.log.Warn("the interpreter could not check requirements", "error", err, "output", redact(said))
+		return r, errRules(err, s.cfg.Interp)
 	}
 	return r, s.refusal(r)
+}
+
+func errRules(err error, i Interpreter) error {
+	return errdefs.Wrap(err, errdefs.Unavailable, "the interpreter %s cannot check the plugin's requirements", i.Path).
+		WithNext("see the runtime's log")
+}
+
+// runRules asks rules.py one question and decodes the answer into r. said is the
+// end of what the interpreter complained of.
+func runRules(ctx context.Context, python string, q question, r *reply) (said string, err error) {
+	in, err := json.Marshal(q)
+	if err != nil {
+		return "", err
+	}
+	limited, cancel := context.WithTimeout(ctx, rulesTime)
+	defer cancel()
+	cmd := exec.CommandContext(limited, python, "-I", "-B", "-c", rules)
+	cmd.Dir = "/"
+	cmd.Env = []string{"LC_ALL=C.UTF-8"}
+	cmd.Stdin = bytes.NewReader(in)
+	var out, complaint bounded
+	out.most, complaint.most = maxAnswer, 4<<10
+	cmd.Stdout, cmd.Stderr = &out, &complaint
+	cmd.WaitDelay = time.Second
+	if err = cmd.Run(); err == nil {
+		if out.over {
+			return "", errors.New("its answer is too long")
+		}
+		err = json.Unmarshal(out.b, r)
+	}
+	return string(complaint.b), err
 }
 
 // refusal puts an error of the rules into words. The fragments that a control

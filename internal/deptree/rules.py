@@ -120,6 +120,56 @@ def validate(site, wanted, most_metadata):
     answer(missing=missing)
 
 
+# A comment as pip takes it out of a requirements file.
+COMMENT = re.compile(r"(^|\s+)#.*$")
+
+
+def classify(text, sites, sdk, most):
+    """Says of each line what an environment has of it; pip's own lines are left out."""
+    import importlib.metadata
+
+    have = {}
+    # The environment of the plugin first, then what the Runtime's interpreter has.
+    for dist in importlib.metadata.distributions(path=[p for p in sites if p] + sys.path):
+        try:
+            name, ver = dist.metadata["Name"], dist.version
+        except Exception:
+            continue
+        if name:
+            have.setdefault(utils.canonicalize_name(name), ver)
+    out = []
+    for line in text.replace("\\\r\n", "").replace("\\\n", "").splitlines():
+        line = COMMENT.sub("", line).strip()
+        if not line or line.startswith("-"):
+            continue
+        if len(out) == most:
+            refuse("too_many", line=len(out) + 1)
+        entry = dict(text=line, name=line, status="opaque", have="")
+        out.append(entry)
+        if VARIABLE.search(line):
+            entry["status"] = "variable"
+            continue
+        try:
+            req = requirements.Requirement(line)
+            name = utils.canonicalize_name(req.name)
+            if not applies(req):
+                out.pop()
+                continue
+        except Exception:
+            continue  # a path or a repository: pip's business
+        entry["name"] = req.name
+        ver = sdk if name == "langbot-plugin" else have.get(name)
+        entry["have"] = ver or ""
+        met = ver is not None and parse_version(ver) is not None and req.specifier.contains(ver, prereleases=True)
+        if name == "langbot-plugin":
+            entry["status"] = "runtime" if met and not req.url else "other_runtime"
+        elif ver is None:
+            entry["status"] = "missing"
+        else:
+            entry["status"] = "met" if met or req.url else "mismatch"
+    answer(classified=out)
+
+
 def main():
     try:
         import resource
@@ -132,6 +182,8 @@ def main():
     request = json.load(sys.stdin)
     if request["do"] == "parse":
         parse(request["text"], request["sdk"], request["most"])
+    if request["do"] == "classify":
+        classify(request["text"], request["sites"], request["sdk"], request["most"])
     validate(request["site"], request["requirements"], request["most"])
 
 
