@@ -68,6 +68,19 @@ func (s *session) legacyFile(in *rpc.Inbound, cfg pluginwire.RuntimeConfig) erro
 	return refused.WithNext("no plugin with this installation is connected")
 }
 
+// mayPush reports why files of a context have no place here any more. Every piece was
+// admitted already; this is asked again when what is wanted has changed.
+func (s *session) mayPush(from pluginwire.Context) error {
+	m := s.control.cfg.Manager
+	if from.IsBinding() {
+		return m.Candidate(from)
+	}
+	if m.LegacyBound(from) {
+		return nil
+	}
+	return errdefs.New(errdefs.Denied, "no plugin with this installation is connected")
+}
+
 func withoutContext(in *rpc.Inbound) error {
 	if in.HasContext {
 		return errdefs.New(errdefs.Invalid, "%s must not carry a context", in.Action)

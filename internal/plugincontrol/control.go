@@ -69,7 +69,7 @@ func errSuperseded() error {
 // the connection in order or a newer one took its place.
 func (c *Control) Serve(ctx context.Context, t rpc.Transport) error {
 	s := &session{control: c}
-	s.files = c.cfg.Transfers.Holder(nil)
+	s.files = c.cfg.Transfers.Holder(s.mayPush)
 	defer s.files.Close()
 	s.conn = rpc.New(t, rpc.Config{
 		Name: "control", Handle: s.handle, Admit: s.admit, CancelOnClose: true, PingEvery: c.cfg.PingEvery, Logger: c.log,

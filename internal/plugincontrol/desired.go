@@ -51,7 +51,15 @@ func reconcile(ctx context.Context, s *session, in *rpc.Inbound) (any, error) {
 	if err != nil {
 		return nil, err
 	}
+	defer s.sweep()
 	return s.control.cfg.Manager.Reconcile(ctx, states)
+}
+
+// sweep removes what LangBot pushed for bindings that are fenced now.
+func (s *session) sweep() {
+	if err := s.files.Sweep(); err != nil {
+		s.control.log.Warn("files of a fenced binding stay until the connection ends", "err", err)
+	}
 }
 
 // apply reads the pushed package and deletes it before anything is changed: a
@@ -67,6 +75,7 @@ func apply(ctx context.Context, s *session, in *rpc.Inbound) (any, error) {
 			return nil, err
 		}
 	}
+	defer s.sweep()
 	return s.control.cfg.Manager.Apply(ctx, in.Context, archive, req)
 }
 
@@ -74,6 +83,7 @@ func remove(ctx context.Context, s *session, in *rpc.Inbound) (any, error) {
 	if err := pluginwire.DecodeRemove(in.Data); err != nil {
 		return nil, err
 	}
+	defer s.sweep()
 	return s.control.cfg.Manager.Remove(ctx, in.Context)
 }
 

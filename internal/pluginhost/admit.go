@@ -103,15 +103,21 @@ func (l *link) admit(in *rpc.Inbound) error {
 	if m.closing {
 		return errClosing()
 	}
-	c := claim{action: in.Action, given: in.Context, kind: l.kind, phase: l.phase, bound: l.bound, current: m.currentLocked}
-	if l.pool != nil {
-		c.digest = l.pool.digest
-		c.attached = func(b pluginwire.Context) bool { return l.pool.slots[b] != nil }
-	}
-	effective, err := admit(c)
+	effective, err := admit(l.claimLocked(in.Action, in.Context))
 	if err != nil {
 		return err
 	}
 	in.Context = effective
 	return nil
+}
+
+// claimLocked is a message and what is known of its connection; mu is held, and has
+// to be while it is decided.
+func (l *link) claimLocked(action string, given pluginwire.Context) claim {
+	c := claim{action: action, given: given, kind: l.kind, phase: l.phase, bound: l.bound, current: l.m.currentLocked}
+	if l.pool != nil {
+		c.digest = l.pool.digest
+		c.attached = func(b pluginwire.Context) bool { return l.pool.slots[b] != nil }
+	}
+	return c
 }

@@ -13,7 +13,8 @@ import (
 type Component struct {
 	Kind, Name string
 	// Manifest is the ComponentManifest as peers read it (owner, manifest,
-	// rel_path); its owner is always the plugin's "author/name".
+	// rel_path); its owner is always the plugin's "author/name", that of the plugin's
+	// own manifest "builtin".
 	Manifest json.RawMessage
 	// Spec and Metadata are parts of the manifest, for the flat forms.
 	Spec, Metadata json.RawMessage
@@ -45,7 +46,6 @@ const (
 type settings struct {
 	enabled          bool
 	priority         int
-	config           json.RawMessage
 	source, info     json.RawMessage
 	installationUUID string // "" when it has none
 
@@ -57,7 +57,6 @@ func decodeSettings(raw json.RawMessage) (settings, error) {
 		return settings{}, errdefs.Wrap(err, errdefs.Invalid, "LangBot's plugin settings are not an object")
 	}
 	s := settings{enabled: true, raw: raw,
-		config: given(pluginwire.Field(raw, "plugin_config"), "{}"),
 		source: given(pluginwire.Field(raw, "install_source"), `"local"`),
 		info:   given(pluginwire.Field(raw, "install_info"), "{}"),
 	}
@@ -96,9 +95,13 @@ func decodeComponent(raw json.RawMessage, owner string) (Component, error) {
 	return c, err
 }
 
+// pluginOwner is the owner of a plugin's own manifest.
+const pluginOwner = "builtin"
+
 // decodeContainer reads a worker's PluginContainer, bare (the published SDK
 // 0.5.5 and 0.6.3) or wrapped together with a slot's settings (0.7). The owner
-// of the plugin and of every component is overwritten.
+// of the plugin and of every component is overwritten, as in the published runtimes
+// 0.6.3 and 0.7; those leave the plugin's as the worker said it, which is this one.
 func decodeContainer(raw json.RawMessage) (Container, error) {
 	raw = bytes.Clone(raw) // the connection may use its buffer again
 	if inner := pluginwire.Field(raw, "plugin_container"); len(inner) > 0 && inner[0] == '{' {
@@ -113,7 +116,7 @@ func decodeContainer(raw json.RawMessage) (Container, error) {
 		return Container{}, errdefs.New(errdefs.Invalid, "the worker's plugin container has no metadata.author and metadata.name in its manifest")
 	}
 	var err error
-	if c.Manifest, err = decodeComponent(pluginwire.Field(raw, "manifest"), c.ID()); err != nil {
+	if c.Manifest, err = decodeComponent(pluginwire.Field(raw, "manifest"), pluginOwner); err != nil {
 		return Container{}, err
 	}
 	var parts []json.RawMessage
@@ -147,7 +150,8 @@ var null = json.RawMessage("null")
 func (c Container) ID() string { return c.Author + "/" + c.Name }
 
 // with returns the container with what the settings say and whether it is a
-// plugin under development.
+// plugin under development. The plugin's configuration stays out of it: it may hold
+// secrets, LangBot has it, and the published runtimes 0.6.3 and 0.7 tell an empty one.
 func (c Container) with(s settings, debug bool) Container {
 	c.Debug, c.Enabled, c.Priority = debug, s.enabled, s.priority
 	if c.Status == "" {
@@ -158,7 +162,7 @@ func (c Container) with(s settings, debug bool) Container {
 		member("install_source", s.source), member("install_info", s.info),
 		member("enabled", strconv.AppendBool(nil, s.enabled)),
 		member("priority", strconv.AppendInt(nil, int64(s.priority), 10)),
-		member("plugin_config", s.config), member("status", quoted(c.Status)))
+		member("plugin_config", json.RawMessage("{}")), member("status", quoted(c.Status)))
 	if err == nil { // c.JSON is an object: it was made by Edit
 		c.JSON = out
 	}

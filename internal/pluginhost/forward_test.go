@@ -216,7 +216,7 @@ func TestLocalAnswers(t *testing.T) {
 		if got := ask(pluginwire.ActionListCommands, struct{}{}); got != `{"commands":[]}` {
 			r.t.Errorf("list_commands: %s", got)
 		}
-		if got := ask(pluginwire.ActionListPluginsManifest, struct{}{}); strings.Count(got, `"owner":"tester/toy"`) != 1 {
+		if got := ask(pluginwire.ActionListPluginsManifest, struct{}{}); strings.Count(got, `"name":"toy"`) != 1 || strings.Count(got, `"owner":"builtin"`) != 1 {
 			r.t.Errorf("list_plugins_manifest: %s", got)
 		}
 		if got := ask(pluginwire.ActionGetToolDetail, map[string]any{"tool_name": "echo"}); !strings.Contains(got, `"name":"echo"`) {

@@ -66,16 +66,31 @@ func (m *Manager) newLink(kind linkKind, name string, launch uint64, filesDir st
 	if err := os.RemoveAll(filesDir); err != nil {
 		return nil, errdefs.Wrap(err, errdefs.Unavailable, "old transfers cannot be removed").WithNext("check the runtime's data directory")
 	}
+	mode := pluginwire.ModeDedicated
+	if kind == kindPool {
+		mode = pluginwire.ModeShared
+	}
 	m.mu.Lock()
-	limit := int64(m.runtime.Policy.MaxFileSizeMB) << 20
+	limit := int64(m.policyLocked(mode).MaxFileSizeMB) << 20
 	m.mu.Unlock()
 	store, err := transfer.Open(transfer.Config{Dir: filesDir, MaxFileBytes: limit, Logger: m.log})
 	if err != nil {
 		return nil, err
 	}
 	life, end := context.WithCancelCause(context.Background())
-	return &link{m: m, kind: kind, name: name, launch: launch, files: store, filesDir: filesDir, holder: store.Holder(nil),
-		ready: make(chan struct{}), refused: make(chan error, 1), life: life, end: end}, nil
+	l := &link{m: m, kind: kind, name: name, launch: launch, files: store, filesDir: filesDir,
+		ready: make(chan struct{}), refused: make(chan error, 1), life: life, end: end}
+	l.holder = store.Holder(l.mayPush)
+	return l, nil
+}
+
+// mayPush reports why files of a context have no place on this link any more; every
+// message was admitted already.
+func (l *link) mayPush(from pluginwire.Context) error {
+	l.m.mu.Lock()
+	defer l.m.mu.Unlock()
+	_, err := admit(l.claimLocked(pluginwire.ActionFileChunk, from))
+	return err
 }
 
 func (l *link) config() rpc.Config {

@@ -150,7 +150,7 @@ func (p *pool) attempt(ctx context.Context, permit permit) error {
 		s.inst.state, s.inst.code, s.inst.message = pluginwire.StateStarting, "", ""
 	}
 	p.launch = m.nextLaunch()
-	launch, tree, policy, representative := p.launch, p.tree, m.runtime.Policy, first.inst.binding
+	launch, tree, policy, representative := p.launch, p.tree, m.policyLocked(pluginwire.ModeShared), first.inst.binding
 	m.mu.Unlock()
 	l, err := m.newLink(kindPool, "shared-"+p.digest[:12], launch, p.dirs.files)
 	if err != nil {

@@ -209,4 +209,7 @@ func (m *Manager) detach(inst *installation, cause error) {
 	}
 	l.conn.CancelMatching(inst.binding)
 	m.tellDetached(l, inst.binding)
+	if err := l.holder.Sweep(); err != nil {
+		m.log.Warn("files of a slot that has left stay until its worker ends", "installation", inst.binding.InstallationUUID, "err", err)
+	}
 }

@@ -208,7 +208,7 @@ func (d dedicated) attempt(ctx context.Context, p permit) error {
 		i.state, i.code, i.message = pluginwire.StateStarting, "", ""
 	}
 	launch := m.nextLaunch()
-	art, tree, policy := i.artifact, i.tree, m.runtime.Policy
+	art, tree, policy := i.artifact, i.tree, m.policyLocked(pluginwire.ModeDedicated)
 	m.mu.Unlock()
 
 	l, err := m.newLink(kindDedicated, i.binding.InstallationUUID, launch, i.dirs.files)

@@ -5,7 +5,9 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"errors"
+	"maps"
 	"os"
+	"slices"
 	"strconv"
 	"sync"
 
@@ -31,6 +33,7 @@ type Holder struct {
 
 type held struct {
 	key   string
+	owner pluginwire.Context
 	found found
 }
 
@@ -66,11 +69,11 @@ func (h *Holder) Chunk(data json.RawMessage, from pluginwire.Context) error {
 	if err != nil {
 		return err
 	}
-	if h.admit != nil {
-		err = h.admit(from)
-	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if h.admit != nil { // with the lock: whoever revokes and then sweeps misses nothing
+		err = h.admit(from)
+	}
 	in := h.coming[c.key]
 	if err != nil {
 		if in != nil && in.owner == from {
@@ -229,7 +232,7 @@ func (h *Holder) finish(key string, in *incoming) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.busy, key)
-	h.got[f.record] = held{key, f}
+	h.got[f.record] = held{key, in.owner, f}
 	s.held[f.record] = h
 	return nil
 }
@@ -299,13 +302,43 @@ func (h *Holder) Close() error {
 	s.publish.Lock()
 	defer s.publish.Unlock()
 	s.mu.Lock()
-	left := make([]held, 0, len(h.got))
-	for _, f := range h.got {
-		left = append(left, f)
-	}
+	left := slices.Collect(maps.Values(h.got))
 	s.mu.Unlock()
+	return s.removeAll(left)
+}
+
+// Sweep removes what came, or is coming, from contexts that admit refuses now: of a
+// binding that was revoked, while its connection lives on. Whoever revokes calls it.
+// The error tells what could not be deleted.
+func (h *Holder) Sweep() error {
+	if h.admit == nil {
+		return nil
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	s := h.store
+	leave, err := s.enter()
+	if err != nil {
+		return err
+	}
+	defer leave()
+	for key, in := range h.coming {
+		if h.admit(in.owner) != nil {
+			h.drop(key, in)
+		}
+	}
+	s.publish.Lock()
+	defer s.publish.Unlock()
+	s.mu.Lock()
+	got := slices.Collect(maps.Values(h.got))
+	s.mu.Unlock()
+	return s.removeAll(slices.DeleteFunc(got, func(f held) bool { return h.admit(f.owner) == nil }))
+}
+
+// removeAll deletes received files. s.publish is held.
+func (s *Store) removeAll(files []held) error {
 	var errs []error
-	for _, f := range left {
+	for _, f := range files {
 		if err := s.remove(f.key, f.found); err != nil {
 			errs = append(errs, diskError(err, "a received file cannot be deleted"))
 		}

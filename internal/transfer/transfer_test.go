@@ -581,3 +581,43 @@ func FuzzChunk(f *testing.F) {
 		}
 	})
 }
+
+// TestSweep: what a revoked sender had sent is gone at once, half or whole; nobody
+// else's is, and the connection goes on.
+func TestSweep(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	s := open(t, dir, 0)
+	revoked := map[pluginwire.Context]bool{}
+	h := s.Holder(func(from pluginwire.Context) error {
+		if revoked[from] {
+			return errdefs.New(errdefs.Denied, "revoked")
+		}
+		return nil
+	})
+	for _, from := range []pluginwire.Context{slotA, slotB} {
+		must(t, push(h, "whole-"+from.InstallationUUID, []byte("1"), from))
+		must(t, h.Chunk(message("half-"+from.InstallationUUID, 0, 2, []byte("2")), from))
+	}
+	must(t, h.Sweep())
+	if n := h.Held(); n != 4 {
+		t.Fatalf("%d files are held, not 4: nobody was revoked", n)
+	}
+	revoked[slotA] = true
+	must(t, h.Sweep())
+	if n := h.Held(); n != 2 {
+		t.Errorf("%d files are held, not the 2 of the other", n)
+	}
+	if _, err := s.Read("whole-"+slotA.InstallationUUID, slotA); !errdefs.Is(err, errdefs.NotFound) {
+		t.Errorf("a revoked sender's file: %v", err)
+	}
+	must(t, h.Chunk(message("half-"+slotB.InstallationUUID, 1, 2, []byte("3")), slotB))
+	if got, err := s.Read("half-"+slotB.InstallationUUID, slotB); err != nil || string(got) != "23" {
+		t.Errorf("the other's file: %q, %v", got, err)
+	}
+	must(t, h.Close())
+	must(t, h.Sweep())
+	if left := files(t, dir); len(left) != 0 {
+		t.Errorf("left: %v", left)
+	}
+}
