@@ -23,6 +23,9 @@ const (
 	JoinWithin = 30 * time.Second
 	// DetachWithin bounds the request to detach a slot.
 	DetachWithin = 15 * time.Second
+	// InboundBytes bounds what the actions of all workers hold together while they
+	// run, above the free share of each; a connection alone may hold 64 MiB. Ours.
+	InboundBytes = 256 << 20
 	// DefaultLogs is how many log lines get_plugin_logs answers when it is not told.
 	DefaultLogs = 200
 )

@@ -103,6 +103,7 @@ func (l *link) config() rpc.Config {
 		},
 		// What a lost worker had asked for is of no use to anybody.
 		CancelOnClose: true,
+		Budget:        l.m.budget,
 		Logger:        l.m.log,
 	}
 }

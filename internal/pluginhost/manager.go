@@ -16,6 +16,7 @@ import (
 	"github.com/stockade-run/stockade/internal/pluginwire"
 	"github.com/stockade-run/stockade/internal/registration"
 	"github.com/stockade-run/stockade/internal/restart/gate"
+	"github.com/stockade-run/stockade/internal/rpc"
 	"github.com/stockade-run/stockade/internal/worker"
 )
 
@@ -30,6 +31,7 @@ type Manager struct {
 	ready   tokens   // one: Configure
 	recon   tokens   // one: Reconcile
 	counter counters
+	budget  *rpc.Budget   // of all workers' connections
 	pinned  chan struct{} // closed once a Workspace is pinned (oss_dev)
 	use     useRecord
 
@@ -95,7 +97,7 @@ func New(cfg Config) (*Manager, error) {
 	return &Manager{
 		cfg: cfg, log: log, root: filepath.Join(abs, "plugin-runtime"),
 		debug: registration.NewDebug(), ready: make(tokens, 1), recon: make(tokens, 1), limiter: make(tokens, 1),
-		life: life, end: end, pinned: make(chan struct{}),
+		life: life, end: end, budget: rpc.NewBudget(InboundBytes), pinned: make(chan struct{}),
 		installs: map[pluginwire.Context]*installation{}, managed: map[string]pluginwire.Context{}, preparing: map[string]preparation{},
 		pools: map[string]*pool{}, legacy: map[string]*legacyUnit{},
 	}, nil

@@ -102,6 +102,9 @@ func (c *Conn) request(r *pluginwire.Request, owned bool) {
 	case in.lane == laneNormal && c.held > 0 && c.held+len(in.Data) > c.cfg.InflightBytes:
 		c.refuseBusy(in, fmt.Sprintf("connection is busy (max %d bytes of concurrent actions)", c.cfg.InflightBytes))
 		return
+	case !c.cfg.Budget.move(c.held, c.held+len(in.Data), in.lane != laneNormal):
+		c.refuseBusy(in, fmt.Sprintf("the runtime is busy (max %d bytes of concurrent actions of all connections)", c.cfg.Budget.max))
+		return
 	}
 	c.running[in.lane]++
 	c.held += len(in.Data)
@@ -151,6 +154,7 @@ func (in *Inbound) run() {
 	in.cancel(ErrCancelled)
 	c.mu.Lock()
 	c.running[in.lane]--
+	c.cfg.Budget.move(c.held, c.held-in.size, true)
 	c.held -= in.size
 	delete(c.inbound, in)
 	if c.bySeq[in.id] == in {

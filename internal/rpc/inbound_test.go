@@ -353,3 +353,34 @@ func TestInflightBytes(t *testing.T) {
 		s.end()
 	})
 }
+
+// TestBudget: connections that share a budget cannot hold more than it together, one
+// of ordinary size is served all the same, and what ended is given back.
+func TestBudget(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		h := newHold()
+		b := NewBudget(3 * FreeShare)
+		cfg := Config{Handle: h.handle, Budget: b}
+		greedy, other := scripted(t, cfg), scripted(t, cfg)
+		greedy.send(asked(1, "hold", string(object(3*FreeShare)), ""))
+		synctest.Wait()
+		if used := b.Used(); used < 2*FreeShare || used > 3*FreeShare {
+			t.Fatalf("%d bytes are drawn", used)
+		}
+		other.send(asked(1, "hold", string(object(3*FreeShare)), ""))
+		other.want(bad("1", fmt.Sprintf("RuntimeError: the runtime is busy (max %d bytes of concurrent actions of all connections)", 3*FreeShare)))
+		other.send(asked(2, "hold", string(object(FreeShare/2)), ""))
+		close(h.release)
+		other.want(ok("2", `{"held":true}`))
+		greedy.want(ok("1", `{"held":true}`))
+		synctest.Wait()
+		if used := b.Used(); used != 0 {
+			t.Errorf("%d bytes are still drawn", used)
+		}
+		other.send(asked(3, "hold", string(object(3*FreeShare)), ""))
+		other.want(ok("3", `{"held":true}`))
+		greedy.end()
+		other.end()
+	})
+}

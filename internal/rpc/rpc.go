@@ -100,6 +100,8 @@ type Config struct {
 	// InflightBytes bounds the data of the inbound actions in flight; 0: 64 MiB. A
 	// single one may be as large as a message.
 	InflightBytes int
+	// Budget bounds what this and other connections hold together; nil: nothing does.
+	Budget *Budget
 	// FirstSeq is the number before that of the first request; 0: random up to 100000.
 	FirstSeq int64
 	// PingEvery is how often an idle WebSocket peer is asked, and within which time it

@@ -215,7 +215,10 @@ func (s *socket) Read() ([]byte, error) {
 		return nil, ending(err)
 	}
 	if s.own() || s.buf == nil {
-		s.buf = make([]byte, 0, 512)
+		// The pieces of a file come one after another, all of one size; its end is looked
+		// for behind them.
+		last := min(len(s.buf), largeBuffer)
+		s.buf = make([]byte, 0, max(512, last+last/64))
 	}
 	s.buf = s.buf[:0]
 	for {
