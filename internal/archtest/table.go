@@ -101,6 +101,7 @@ var Floors = []Floor{
 		{"internal/box", false, "owner of box records"},
 		{"internal/broker", false, "owner of runs, processes, fences"},
 		{"internal/pluginhost", false, "owner of plugin installations: supervisors, pools, what workers may ask"},
+		{"internal/pluginlegacy", false, "owner of data/plugins: installing, upgrading, removing what LangBot installs by itself"},
 		{"internal/runprocess", false, "owner of the runs that plugins' runners have at the broker"},
 	}},
 	{"edges", []Room{

@@ -12,6 +12,7 @@ type Status string
 // What an environment may have of a requirement.
 const (
 	Met          Status = "met"
+	Idle         Status = "idle" // it does not apply to the interpreter
 	Missing      Status = "missing"
 	Mismatch     Status = "mismatch"      // another version is there
 	Runtime      Status = "runtime"       // the plugin SDK, as asked; the Runtime brings it
@@ -20,7 +21,7 @@ const (
 	Variable     Status = "variable"      // it has a ${NAME}, which an installer would replace from its environment
 )
 
-// Requirement is one line of a requirements.txt that applies to the interpreter.
+// Requirement is one line of a requirements.txt.
 type Requirement struct {
 	Text   string `json:"text"` // without a comment
 	Name   string `json:"name"` // of the distribution; Text if it is opaque

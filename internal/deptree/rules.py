@@ -153,7 +153,7 @@ def classify(text, sites, sdk, most):
             req = requirements.Requirement(line)
             name = utils.canonicalize_name(req.name)
             if not applies(req):
-                out.pop()
+                entry["status"] = "idle"
                 continue
         except Exception:
             continue  # a path or a repository: pip's business

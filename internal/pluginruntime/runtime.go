@@ -19,6 +19,7 @@ import (
 	"github.com/stockade-run/stockade/internal/oci"
 	"github.com/stockade-run/stockade/internal/plugincontrol"
 	"github.com/stockade-run/stockade/internal/pluginhost"
+	"github.com/stockade-run/stockade/internal/pluginlegacy"
 	"github.com/stockade-run/stockade/internal/pluginwire"
 	"github.com/stockade-run/stockade/internal/rpc"
 	"github.com/stockade-run/stockade/internal/runprocess"
@@ -90,7 +91,9 @@ type runtime struct {
 	transfers *transfer.Store
 	manager   *pluginhost.Manager
 	control   *plugincontrol.Control
-	processes *runprocess.Keeper // of runners; nil: none is granted
+	legacy    *pluginlegacy.Owner
+	installer atomic.Pointer[deptree.Installer] // set once LangBot has configured the runtime
+	processes *runprocess.Keeper                // of runners; nil: none is granted
 
 	life                    context.Context // of every connection
 	end                     context.CancelCauseFunc
@@ -120,7 +123,11 @@ func (r *runtime) open() error {
 	if err != nil {
 		return errors.Join(err, r.transfers.Close())
 	}
+	if err := r.openLegacy(link); err != nil {
+		return errors.Join(err, r.transfers.Close())
+	}
 	r.control = plugincontrol.New(plugincontrol.Config{
+		Legacy: legacyActions{r.legacy}, Configured: r.legacy.Configured,
 		Manager: plugincontrol.Hosted(r.manager), Link: link, Processes: r.processes, Transfers: r.transfers, DataDir: c.DataDir,
 		PingEvery: c.PingInterval, DebugPort: r.debugPort, Logger: r.log,
 	})
@@ -153,16 +160,11 @@ func (r *runtime) launcher(cfg pluginwire.RuntimeConfig) (worker.Launcher, error
 
 func (r *runtime) openTrees(cfg pluginwire.RuntimeConfig, l worker.Launcher) (pluginhost.Trees, error) {
 	c := r.Config
-	uv := c.Uv
-	switch uv {
-	case "none":
-		uv = ""
-	case "":
-		uv, _ = exec.LookPath("uv")
-	}
+	installer := deptree.Installer(l)
+	r.installer.Store(&installer)
 	trees, err := deptree.Open(deptree.Config{
 		Dir: c.dir("plugin-runtime", "environments"), Interp: r.interp, Install: l, Profile: string(cfg.Profile),
-		IndexURL: c.IndexURL, TrustedHosts: c.TrustedHosts, Uv: uv, RelaxedPin: c.SDKPin == PinRelaxed, Logger: r.log,
+		IndexURL: c.IndexURL, TrustedHosts: c.TrustedHosts, Uv: c.uv(), RelaxedPin: c.SDKPin == PinRelaxed, Logger: r.log,
 	})
 	if err != nil {
 		return nil, err
@@ -268,6 +270,7 @@ func (r *runtime) stop(ctx context.Context) error {
 	r.live.Store(false)
 	gone := errdefs.New(errdefs.Unavailable, "the plugin runtime is shutting down")
 	r.control.Close(gone)
+	r.legacy.Close()
 	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTime)
 	defer cancel()
 	// Runs are finished while the workers stop: their rights ended first.
