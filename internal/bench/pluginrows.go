@@ -6,7 +6,7 @@ import (
 )
 
 // runtimeResults makes the rows of the report.
-func runtimeResults(cfg RuntimeConfig, alone workerAlone, ours, base *runtimeFigures, jail string) []Result {
+func runtimeResults(cfg RuntimeConfig, alone through, ours, base *runtimeFigures, jail string) []Result {
 	var rows []Result
 	add := func(name string, value float64, unit string, baseline float64, target string, ok bool, note string) {
 		rows = append(rows, Result{Name: name, Value: round3(value), Unit: unit, Baseline: round3(baseline), Ratio: ratio(value, baseline), Target: target, OK: ok, Note: note})
@@ -16,18 +16,26 @@ func runtimeResults(cfg RuntimeConfig, alone workerAlone, ours, base *runtimeFig
 	few := func(name string, v, b float64, unit, note string) {
 		add(name, v, unit, b, "≤ 1/5", v <= b/5, note)
 	}
-	few("added to a tool call, p50", added(ours.callP50, alone.callP50), added(base.callP50, alone.callP50), "ms",
-		fmt.Sprintf("the worker alone needs %.3f ms", millis(alone.callP50)))
-	few("added to a tool call, p99", added(ours.callP99, alone.callP99), added(base.callP99, alone.callP99), "ms",
-		fmt.Sprintf("the worker alone needs %.3f ms", millis(alone.callP99)))
-	few("runtime's processor time per call", ours.callCPU/1000, base.callCPU/1000, "ms", "")
+	for _, q := range []struct {
+		name string
+		at   float64
+	}{{"p50", .5}, {"p99", .99}} {
+		without := quantile(alone.latencies, q.at)
+		few("added to a tool call, "+q.name, added(quantile(ours.through.latencies, q.at), without), added(quantile(base.through.latencies, q.at), without), "ms",
+			fmt.Sprintf("the worker alone needs %.3f ms", millis(without)))
+	}
+	perCall := func(t through) float64 { return t.callCPU.Seconds() * 1000 / float64(t.calls.n) }
+	few("runtime's processor time per call", perCall(ours.through), perCall(base.through), "ms", "")
 	more := func(name string, v, b float64, unit, note string) {
 		add(name, v, unit, b, "more", v > b, note)
 	}
-	more("tool calls", ours.calls, base.calls, "/s", fmt.Sprintf("%d at once into one worker, which alone does %.0f/s", callsAtOnce, alone.calls))
+	more("tool calls", ours.through.calls.perSecond(), base.through.calls.perSecond(), "/s",
+		fmt.Sprintf("%d at once into one worker, which alone does %.0f/s", callsAtOnce, alone.calls.perSecond()))
+	more("stream frames", ours.through.frames.perSecond(), base.through.frames.perSecond(), "/s",
+		fmt.Sprintf("one stream; the worker alone sends %.0f/s", alone.frames.perSecond()))
 	more(fmt.Sprintf("events to %d plugins", cfg.Dedicated), ours.events, base.events, "/s", "deliveries; the workers share the processors with the runtime")
-	more("stream frames", ours.frames, base.frames, "/s", "")
-	add("file into the runtime", ours.file/mib, "MiB/s", base.file/mib, "≥ 5 ×", ours.file >= 5*base.file, fmt.Sprintf("%d MiB in chunks of 16 KiB, each answered", cfg.FileBytes/mib))
+	add("file into the runtime", ours.file.perSecond()/mib, "MiB/s", base.file.perSecond()/mib, "≥ 5 ×", ours.file.perSecond() >= 5*base.file.perSecond(),
+		"chunks of 16 KiB, each answered before the next")
 	quarter := func(name string, v, b int64) {
 		add(name, float64(v)/mib, "MiB", float64(b)/mib, "≤ 1/4", v <= b/4, "private to the runtime's own process")
 	}
@@ -43,6 +51,6 @@ func runtimeResults(cfg RuntimeConfig, alone workerAlone, ours, base *runtimeFig
 	}
 	less("slot attach, p50", ours.attachP50, base.attachP50, jail)
 	less("slot attach, p99", ours.attachP99, base.attachP99, "")
-	less("apply to running, everything cached, p50", ours.applyP50, base.applyP50, "a new worker each time: most of it is Python's start")
+	less("apply to running, everything cached, p50", quantile(ours.applied, .5), quantile(base.applied, .5), "a new worker each time: most of it is Python's start")
 	return rows
 }

@@ -3,14 +3,11 @@ package bench
 import (
 	"context"
 	_ "embed"
-	"errors"
 	"fmt"
-	"io"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -20,7 +17,6 @@ import (
 	"github.com/stockade-run/stockade/internal/errdefs"
 	"github.com/stockade-run/stockade/internal/lbhost"
 	"github.com/stockade-run/stockade/internal/pluginwire"
-	"github.com/stockade-run/stockade/internal/rpc"
 )
 
 // RuntimeConfig says what to measure of the Plugin Runtime. Zero counts are the
@@ -63,12 +59,9 @@ func (c RuntimeConfig) withDefaults() RuntimeConfig {
 
 // runtimeFigures is what was measured of one runtime.
 type runtimeFigures struct {
-	callP50, callP99     time.Duration
-	calls                float64 // /s, callsAtOnce at a time
-	callCPU              float64 // µs of the runtime's processor time per call
-	frames               float64 // /s
-	file                 float64 // bytes/s
-	applyP50             time.Duration
+	through              through
+	applied              []time.Duration
+	file                 pace          // bytes
 	events               float64       // deliveries/s
 	manyMemory           int64         // bytes of the runtime's own
 	manyIdle             time.Duration // of processor time per second
@@ -76,9 +69,6 @@ type runtimeFigures struct {
 	poolIdle             time.Duration
 	attachP50, attachP99 time.Duration
 }
-
-// callsAtOnce is how many calls are under way when the rate is measured.
-const callsAtOnce = 32
 
 // RunRuntime measures the Plugin Runtime beside the one of the Python SDK, each in a
 // process of its own, with the same LangBot, the same plugin and the same worker.
@@ -101,29 +91,38 @@ func RunRuntime(ctx context.Context, cfg RuntimeConfig) (Report, error) {
 			WithNext("name an interpreter that has, with --python: python3 -m venv V, then V/bin/pip install langbot-plugin")
 	}
 	r := Report{Machine: describe(cfg.Dir, "baseline: lbp rt of langbot-plugin "+strings.TrimSpace(string(out)), cfg.Version)}
-	cfg.Progress("a worker without a runtime")
-	alone, err := measureWorker(ctx, cfg)
+	jailed, jail, err := jailPath(cfg)
 	if err != nil {
 		return r, err
 	}
-	path, jail, err := jailPath(cfg)
-	if err != nil {
-		return r, err
-	}
-	ours, err := measureRuntime(ctx, cfg, "stockade", "", func(control, debug string) []string {
+	ours := &subject{name: "stockade", argv: func(control, debug string) []string {
 		return []string{cfg.Stockade, "runtime", "--python", cfg.Python, "--listen", "127.0.0.1", "--ws-control-port", control, "--ws-debug-port", debug,
 			"--log-level", "error"}
-	})
-	if err != nil {
-		return r, err
-	}
-	base, err := measureRuntime(ctx, cfg, "Python", path, func(control, debug string) []string {
+	}}
+	base := &subject{name: "Python", path: jailed, argv: func(control, debug string) []string {
 		return []string{cfg.Python, "-m", "langbot_plugin.cli.__init__", "rt", "--ws-control-port", control, "--ws-debug-port", debug}
-	})
+	}}
+	cfg.Progress("one installation, in turn with a worker without a runtime")
+	alone, err := measureOne(ctx, cfg, ours, base)
 	if err != nil {
 		return r, err
 	}
-	r.Results = runtimeResults(cfg, alone, ours, base, jail)
+	for _, part := range []struct {
+		what    string
+		profile pluginwire.Profile
+		do      func(context.Context, RuntimeConfig, *runtimeBed, *runtimeFigures) error
+	}{
+		{fmt.Sprintf("%d installations", cfg.Dedicated), pluginwire.ProfileOSS, runtimeMany},
+		{fmt.Sprintf("%d slots in one process", cfg.Slots), pluginwire.ProfileShared, runtimePool},
+	} {
+		for _, s := range []*subject{ours, base} {
+			cfg.Progress(s.name + " runtime: " + part.what)
+			if err := s.measure(ctx, cfg, part.what, part.profile, part.do); err != nil {
+				return r, err
+			}
+		}
+	}
+	r.Results = runtimeResults(cfg, alone, &ours.figures, &base.figures, jail)
 	return r, nil
 }
 
@@ -149,30 +148,30 @@ func jailPath(cfg RuntimeConfig) (path, note string, err error) {
 	return dir + string(os.PathListSeparator) + os.Getenv("PATH"), "this machine has no nsjail: the baseline's worker runs without a jail, ours in a box", nil
 }
 
-// measureRuntime measures one runtime, a fresh process for each thing.
-func measureRuntime(ctx context.Context, cfg RuntimeConfig, name, path string, argv func(control, debug string) []string) (*runtimeFigures, error) {
-	f := &runtimeFigures{}
-	for _, m := range []struct {
-		what    string
-		profile pluginwire.Profile
-		do      func(context.Context, RuntimeConfig, *runtimeBed, *runtimeFigures) error
-	}{
-		{"one installation", pluginwire.ProfileOSS, runtimeOne},
-		{fmt.Sprintf("%d installations", cfg.Dedicated), pluginwire.ProfileOSS, runtimeMany},
-		{fmt.Sprintf("%d slots in one process", cfg.Slots), pluginwire.ProfileShared, runtimePool},
-	} {
-		cfg.Progress(name + " runtime: " + m.what)
-		bed, err := newRuntimeBed(ctx, cfg, path, m.profile, argv)
-		if err != nil {
-			return nil, err
-		}
-		err = m.do(ctx, cfg, bed, f)
-		bed.stop()
-		if err != nil {
-			return nil, fmt.Errorf("measuring %s of the %s runtime: %w\n%s", m.what, name, err, bed.errs)
-		}
+// subject is a runtime that is measured.
+type subject struct {
+	name    string
+	path    string // PATH of its process; "": the bench's
+	argv    func(control, debug string) []string
+	figures runtimeFigures
+}
+
+// measure measures one thing with a fresh process.
+func (s *subject) measure(ctx context.Context, cfg RuntimeConfig, what string, profile pluginwire.Profile,
+	do func(context.Context, RuntimeConfig, *runtimeBed, *runtimeFigures) error) error {
+	bed, err := newRuntimeBed(ctx, cfg, s.path, profile, s.argv)
+	if err != nil {
+		return err
 	}
-	return f, nil
+	defer bed.stop()
+	return s.failure(what, do(ctx, cfg, bed, &s.figures), bed)
+}
+
+func (s *subject) failure(what string, err error, bed *runtimeBed) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("measuring %s of the %s runtime: %w\n%s", what, s.name, err, bed.errs)
 }
 
 // runtimeBed is a runtime with a LangBot that is connected to it.
@@ -302,94 +301,27 @@ func (b *runtimeBed) runs(ctx context.Context, on pluginwire.Context) error {
 	})
 }
 
-// apply applies an installation and returns how long it took to run. The package
-// is pushed where the runtime has not got it.
-func (b *runtimeBed) apply(ctx context.Context, i lbhost.Installation) (time.Duration, error) {
-	start := time.Now()
+// apply applies an installation and waits until it runs. The package is pushed where
+// the runtime has not got it.
+func (b *runtimeBed) apply(ctx context.Context, i lbhost.Installation) error {
 	res, err := b.host.Apply(ctx, i)
 	if err == nil && res.State == pluginwire.StateArtifactMissing {
 		i.Package = b.pkg
 		res, err = b.host.Apply(ctx, i)
 	}
 	if err != nil {
-		return 0, err
+		return err
 	}
 	if res.State == pluginwire.StateFailed {
-		return 0, errdefs.New(errdefs.Unavailable, "%s is %s: %s", i.Binding.InstallationUUID, res.State, res.Message)
+		return errdefs.New(errdefs.Unavailable, "%s is %s: %s", i.Binding.InstallationUUID, res.State, res.Message)
 	}
-	return time.Since(start), b.runs(ctx, i.Binding)
+	return b.runs(ctx, i.Binding)
 }
 
-// runtimeOne measures what goes through one installation.
-func runtimeOne(ctx context.Context, cfg RuntimeConfig, b *runtimeBed, f *runtimeFigures) error {
-	if _, err := b.apply(ctx, b.installation(1, 1, pluginwire.ModeDedicated)); err != nil {
-		return err
-	}
-	// Time to run with everything cached: each revision is a new worker.
-	var applied []time.Duration
-	revision := int64(1)
-	for range 10 {
-		revision++
-		start := time.Now()
-		if _, err := b.apply(ctx, b.installation(1, revision, pluginwire.ModeDedicated)); err != nil {
-			return err
-		}
-		applied = append(applied, time.Since(start))
-	}
-	f.applyP50 = quantile(applied, .5)
-	on := b.installation(1, revision, pluginwire.ModeDedicated).Binding
-	call := func(ctx context.Context) error {
-		_, err := b.host.CallTool(ctx, on, "echo", lbhost.M{"text": "hello"})
-		return err
-	}
-	var err error
-	if f.callP50, f.callP99, err = latency(ctx, cfg.Calls, call); err != nil {
-		return err
-	}
-	before, err := cpuTime(b.cmd.Process.Pid)
-	if err != nil {
-		return err
-	}
-	if f.calls, err = rate(cfg.Calls*2, callsAtOnce, func(int) error { return call(ctx) }); err != nil {
-		return err
-	}
-	after, err := cpuTime(b.cmd.Process.Pid)
-	if err != nil {
-		return err
-	}
-	f.callCPU = float64((after - before).Microseconds()) / float64(cfg.Calls*2)
-	if f.frames, err = b.frameRate(ctx, on, cfg.Frames); err != nil {
-		return err
-	}
-	data := make([]byte, cfg.FileBytes)
-	start := time.Now()
-	if _, err := b.host.Push(ctx, data, "bin", on); err != nil {
-		return err
-	}
-	f.file = float64(len(data)) / time.Since(start).Seconds()
-	return nil
-}
-
-// latency makes n calls one after the other.
-func latency(ctx context.Context, n int, call func(context.Context) error) (p50, p99 time.Duration, err error) {
-	times := make([]time.Duration, 0, n)
-	for i := range n + n/10 {
-		start := time.Now()
-		if err := call(ctx); err != nil {
-			return 0, 0, err
-		}
-		if i >= n/10 { // the first are the warm-up
-			times = append(times, time.Since(start))
-		}
-	}
-	return quantile(times, .5), quantile(times, .99), nil
-}
-
-// rate makes n calls, some at once, and returns how many a second.
-func rate(n, atOnce int, call func(int) error) (float64, error) {
+// atOnce makes n calls, some at once.
+func atOnce(n, some int, call func(int) error) error {
 	var next atomic.Int64
-	start := time.Now()
-	err := parallel(atOnce, func(int) error {
+	return parallel(some, func(int) error {
 		for {
 			i := int(next.Add(1) - 1)
 			if i >= n {
@@ -400,37 +332,12 @@ func rate(n, atOnce int, call func(int) error) (float64, error) {
 			}
 		}
 	})
-	return float64(n) / time.Since(start).Seconds(), err
-}
-
-// frameRate streams the frames of a command's answer.
-func (b *runtimeBed) frameRate(ctx context.Context, on pluginwire.Context, n int) (float64, error) {
-	ask := lbhost.M{"command_context": lbhost.CommandContext("count", "to", strconv.Itoa(n)), "include_plugins": nil}
-	start := time.Now()
-	s, err := b.host.Stream(ctx, pluginwire.ActionExecuteCommand, ask, on)
-	if err != nil {
-		return 0, err
-	}
-	defer s.Close()
-	got := 0
-	for {
-		if _, err := s.Next(ctx); errors.Is(err, io.EOF) {
-			break
-		} else if err != nil {
-			return 0, err
-		}
-		got++
-	}
-	if got != n {
-		return 0, errdefs.New(errdefs.Internal, "%d of %d frames arrived", got, n)
-	}
-	return float64(n) / time.Since(start).Seconds(), nil
 }
 
 // runtimeMany measures with many installations that have a process each.
 func runtimeMany(ctx context.Context, cfg RuntimeConfig, b *runtimeBed, f *runtimeFigures) error {
 	bindings := make([]pluginwire.Context, cfg.Dedicated)
-	if _, err := b.apply(ctx, b.installation(0, 1, pluginwire.ModeDedicated)); err != nil {
+	if err := b.apply(ctx, b.installation(0, 1, pluginwire.ModeDedicated)); err != nil {
 		return err // it brings the package
 	}
 	err := parallel(cfg.Dedicated, func(n int) error {
@@ -456,22 +363,25 @@ func runtimeMany(ctx context.Context, cfg RuntimeConfig, b *runtimeBed, f *runti
 		return err
 	}
 	event := lbhost.Message("PersonMessageReceived", "hello")
-	f.events, err = rate(cfg.Events*cfg.Dedicated, callsAtOnce, func(i int) error {
+	n := cfg.Events * cfg.Dedicated
+	start := time.Now()
+	err = atOnce(n, callsAtOnce, func(i int) error {
 		_, err := b.host.Emit(ctx, bindings[i%len(bindings)], event, nil)
 		return err
 	})
+	f.events = float64(n) / time.Since(start).Seconds()
 	return err
 }
 
 // runtimePool measures with many slots in one process.
 func runtimePool(ctx context.Context, cfg RuntimeConfig, b *runtimeBed, f *runtimeFigures) error {
-	if _, err := b.apply(ctx, b.installation(0, 1, pluginwire.ModeShared)); err != nil {
+	if err := b.apply(ctx, b.installation(0, 1, pluginwire.ModeShared)); err != nil {
 		return err // it brings the package and starts the process
 	}
 	var times []time.Duration
 	for n := 1; n < cfg.Slots; n++ {
 		start := time.Now()
-		if _, err := b.apply(ctx, b.installation(n, 1, pluginwire.ModeShared)); err != nil {
+		if err := b.apply(ctx, b.installation(n, 1, pluginwire.ModeShared)); err != nil {
 			return err
 		}
 		times = append(times, time.Since(start))
@@ -501,77 +411,4 @@ func (b *runtimeBed) atRest(ctx context.Context, idle time.Duration) (memory int
 	}
 	after, err := cpuTime(pid)
 	return memory, time.Duration(float64(after-before) / idle.Seconds()), err
-}
-
-// workerAlone is a worker that the bench itself calls.
-type workerAlone struct {
-	callP50, callP99 time.Duration
-	calls            float64
-}
-
-// measureWorker calls a worker without a runtime between: what no runtime can undercut.
-func measureWorker(ctx context.Context, cfg RuntimeConfig) (f workerAlone, err error) {
-	dir, err := os.MkdirTemp(cfg.Dir, "worker-")
-	if err != nil {
-		return f, errdefs.Wrap(err, errdefs.Unavailable, "no directory can be made: %v", err)
-	}
-	if err := os.CopyFS(dir, pluginFiles); err != nil {
-		return f, errdefs.Wrap(err, errdefs.Unavailable, "the plugin cannot be written: %v", err)
-	}
-	cmd := exec.Command(cfg.Python, "-m", "langbot_plugin.cli.__init__", "run", "-s", "--prod")
-	cmd.Dir = filepath.Join(dir, "plugin")
-	cmd.Env = append(slices.Clone(os.Environ()), "PYTHONDONTWRITEBYTECODE=1", "PYTHONUNBUFFERED=1",
-		"LANGBOT_PLUGIN_REGISTRATION_CAPABILITY="+strings.Repeat("x", 64), "LANGBOT_PLUGIN_FILE_STORAGE_DIR="+filepath.Join(dir, "files"))
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		return f, errdefs.Wrap(err, errdefs.Internal, "no pipe: %v", err)
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		return f, errdefs.Wrap(err, errdefs.Internal, "no pipe: %v", err)
-	}
-	errs := &tailBuffer{}
-	cmd.Stderr = errs
-	if err := cmd.Start(); err != nil {
-		return f, errdefs.Wrap(err, errdefs.Unavailable, "%s cannot be started: %v", cfg.Python, err)
-	}
-	ready := make(chan error, 1)
-	conn := rpc.New(rpc.Stdio(out, in, in.Close), rpc.Config{Name: "worker", Handle: func(ctx context.Context, r *rpc.Inbound) (any, error) {
-		if r.Action != pluginwire.ActionRegisterPlugin {
-			return nil, errdefs.New(errdefs.NotFound, "the bench does not answer %s", r.Action)
-		}
-		settings := lbhost.M{"enabled": true, "priority": 0, "plugin_config": lbhost.M{}}
-		_, err := r.Conn.Call(ctx, pluginwire.ActionInitializePlugin, lbhost.M{"plugin_settings": settings}, rpc.CallOptions{})
-		ready <- err
-		return struct{}{}, nil
-	}})
-	ran := make(chan error, 1)
-	go func() { ran <- conn.Run(ctx) }()
-	defer func() {
-		conn.Close(nil)
-		<-ran
-		kill := time.AfterFunc(20*time.Second, func() { _ = cmd.Process.Kill() })
-		_ = cmd.Wait() // it was told to end; how does not matter
-		kill.Stop()
-	}()
-	select {
-	case err = <-ready:
-	case <-conn.Done():
-		err = conn.Err()
-	case <-ctx.Done():
-		err = ctx.Err()
-	}
-	if err != nil {
-		return f, errdefs.Wrap(err, errdefs.Unavailable, "the worker did not start: %v\n%s", err, errs)
-	}
-	ask := lbhost.M{"tool_name": "echo", "tool_parameters": lbhost.M{"text": "hello"}, "session": lbhost.Session(), "query_id": 1}
-	call := func(ctx context.Context) error {
-		_, err := conn.Call(ctx, pluginwire.ActionCallTool, ask, rpc.CallOptions{})
-		return err
-	}
-	if f.callP50, f.callP99, err = latency(ctx, cfg.Calls, call); err != nil {
-		return f, err
-	}
-	f.calls, err = rate(cfg.Calls*2, callsAtOnce, func(int) error { return call(ctx) })
-	return f, err
 }

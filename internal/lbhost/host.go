@@ -64,7 +64,10 @@ func Dial(ctx context.Context, url string, cfg Config) (*Host, error) {
 	if cfg.Token != "" {
 		header.Set(headerToken, cfg.Token)
 	}
-	c, resp, err := websocket.Dial(ctx, url, &websocket.DialOptions{HTTPHeader: header, CompressionMode: websocket.CompressionDisabled})
+	c, resp, err := websocket.Dial(ctx, url, &websocket.DialOptions{
+		HTTPHeader: header, CompressionMode: websocket.CompressionDisabled,
+		HTTPClient: &http.Client{Transport: wholeFrames{http.DefaultTransport}},
+	})
 	if err != nil {
 		if resp != nil {
 			return nil, &DialError{Status: resp.StatusCode, err: err}

@@ -102,7 +102,7 @@ func (p *port) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer p.conns.Done()
 	// A page in a browser sends its origin, LangBot and workers send none: the default
 	// check keeps pages out of a runtime without a token.
-	c, err := websocket.Accept(w, r, &websocket.AcceptOptions{CompressionMode: websocket.CompressionDisabled})
+	c, err := websocket.Accept(roomy{w}, r, &websocket.AcceptOptions{CompressionMode: websocket.CompressionDisabled})
 	if err != nil {
 		p.log.Info("a request was no WebSocket", "listener", p.name, "from", r.RemoteAddr, "err", err)
 		return
