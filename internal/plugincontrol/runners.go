@@ -208,6 +208,7 @@ type run struct {
 	sequence  int
 	deadline  time.Time
 	processes *runprocess.Run // nil: not granted
+	waited    bool            // for the proof that they are gone
 }
 
 // runRunner runs a runner and passes its results on, numbered anew from one. What

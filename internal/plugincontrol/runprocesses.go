@@ -76,6 +76,11 @@ func (o object) inner(key string, change func(object) (object, error)) (object, 
 	return o.with(field(key, after.raw))
 }
 
+// endProcesses ends the run's right to processes and waits for the proof, once.
 func (r *run) endProcesses(ctx context.Context, reason string) {
+	if r.waited {
+		return
+	}
+	r.waited = true
 	r.processes.End(ctx, reason, runprocess.Patience(r.deadline, time.Now()))
 }

@@ -90,15 +90,15 @@ func (r held) gone(t *testing.T, c *client.Client) {
 	})
 }
 
-// TestRunnerProcessesEnd: however a run ends, its processes are ended with it, with
+// testRunnerProcessesEnd: however a run ends, its processes are ended with it, with
 // proof; and where LangBot still listens, it hears of the end after that.
-func TestRunnerProcessesEnd(t *testing.T) {
+func testRunnerProcessesEnd(t *testing.T, programs string) {
 	t.Parallel()
-	s, c := brokerOf(t)
+	s, c := brokerOf(t, programs)
 	r := start(t, "0.7", granting(s, "stockade/runner", "stockade/slots"))
 	ws := workspace("ws-1")
 	one, two := runnerOf(t, ws, "one"), runnerOf(t, ws, "two")
-	slot := []string{"name: runner", "name: slots", "execution:\n", "execution:\n  sharedRuntime: shared-runtime-v1\n  componentModel: stateless-v1\n"}
+	slot := append([]string{"name: runner", "name: slots"}, slots...)
 	left, right := runnerOf(t, ws, "left", slot...), runnerOf(t, ws, "right", slot...)
 	left.Mode, right.Mode = pluginwire.ModeShared, pluginwire.ModeShared
 	all := []lbhost.Installation{one, two, left, right}
@@ -209,6 +209,36 @@ func TestRunnerProcessesEnd(t *testing.T) {
 			t.Errorf("%q", got)
 		}
 	})
+	t.Run("the broker is killed in the middle", func(t *testing.T) {
+		// The runner notices nothing: its calls are repeated by their ids, offsets and cursors.
+		got := make(chan []M, 1)
+		go func() {
+			out, err := h.Run(t.Context(), one.Binding, "stockade", "runner", "default",
+				told("through", "talk", `process touch began; n=0; while [ $n -lt 40 ]; do n=$((n+1)); echo $n; sleep 0.1; done; exit 4`))
+			if err != nil {
+				t.Error(err)
+			}
+			got <- out
+		}()
+		until(t, "the first output", func() (bool, error) {
+			all, err := c.Processes(t.Context(), client.ProcessFilter{Live: true})
+			return len(all.Items) == 1 && all.Items[0].Log.Next > 0, err
+		})
+		if err := s.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Start(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		want := ""
+		for n := range 40 {
+			want += fmt.Sprintln(n + 1)
+		}
+		out := <-got
+		if len(out) == 0 || at(out[len(out)-1], "data", "message", "content") != want+"exit 4" {
+			t.Errorf("%v", out)
+		}
+	})
 	t.Run("LangBot goes", func(t *testing.T) {
 		held := hold(t, h, c, one.Binding, told("lost", "talk", stubborn))
 		if err := h.Close(); err != nil {
@@ -277,14 +307,14 @@ func TestRunnerProcessesNotGranted(t *testing.T) {
 	}
 }
 
-// TestKilledRuntimeLeavesNoRun: the runtime is killed; the broker ends its run, and
+// testKilledRuntimeLeavesNoRun: the runtime is killed; the broker ends its run, and
 // what ran in it, when the run's time is over.
-func TestKilledRuntimeLeavesNoRun(t *testing.T) {
+func testKilledRuntimeLeavesNoRun(t *testing.T, programs string) {
 	t.Parallel()
 	if testing.Short() {
 		t.Skip("it waits for a minute")
 	}
-	s, c := brokerOf(t)
+	s, c := brokerOf(t, programs)
 	data := t.TempDir()
 	log, err := os.Create(filepath.Join(t.TempDir(), "log"))
 	if err != nil {

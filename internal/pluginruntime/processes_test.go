@@ -10,6 +10,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -20,6 +21,7 @@ import (
 	"github.com/stockade-run/stockade/internal/plugintest"
 	"github.com/stockade-run/stockade/internal/pluginwire"
 	"github.com/stockade-run/stockade/internal/serverproc"
+	"github.com/stockade-run/stockade/internal/worker"
 )
 
 // served is a real stockade serve.
@@ -29,11 +31,9 @@ type served struct {
 }
 
 // brokerOf runs a real stockade serve until the test ends.
-func brokerOf(t *testing.T) (*served, *client.Client) {
+func brokerOf(t *testing.T, bin string) (*served, *client.Client) {
 	t.Helper()
 	need.Runc(t)
-	bin := t.TempDir()
-	need.Programs(t, bin)
 	state := filepath.Join(t.TempDir(), "state")
 	s, err := serverproc.New(serverproc.Config{Exe: filepath.Join(bin, "stockade"), StateDir: state})
 	if err != nil {
@@ -215,11 +215,11 @@ func ended(t *testing.T, c *client.Client, installation string) (run client.Run,
 	return run, all
 }
 
-// TestRunnerProcesses: genuine runners run commands in the broker's boxes, as
+// testRunnerProcesses: genuine runners run commands in the broker's boxes, as
 // dedicated workers and in slots, and nobody else's.
-func TestRunnerProcesses(t *testing.T) {
+func testRunnerProcesses(t *testing.T, programs string) {
 	t.Parallel()
-	s, c := brokerOf(t)
+	s, c := brokerOf(t, programs)
 	for _, sdk := range []string{"0.6", "0.7"} {
 		t.Run(sdk, func(t *testing.T) {
 			r := start(t, sdk, granting(s, "stockade/runner"))
@@ -259,9 +259,12 @@ func TestRunnerProcesses(t *testing.T) {
 			if got := runText(t, h, one.Binding, told("r-3", "talk", "granted")); !strings.Contains(got, `"max_wait_ms": 20000`) {
 				t.Errorf("what the runner is told: %s", got)
 			}
+			if got := runText(t, h, one.Binding, told("r-4", "talk", "bulk 8")); got != "same True" {
+				t.Errorf("8 MiB through cat: %s", got)
+			}
 			t.Run("the same again", func(t *testing.T) { testSame(t, h, one.Binding) })
 			t.Run("refusals", func(t *testing.T) { testRefusals(t, h, one.Binding) })
-			t.Run("cancelled", func(t *testing.T) { testCancelled(t, h, c, one.Binding, two.Binding) })
+			t.Run("cancelled", func(t *testing.T) { testCancelled(t, h, s, c, one.Binding, two.Binding) })
 		})
 	}
 }
@@ -332,7 +335,7 @@ func testRefusals(t *testing.T, h *lbhost.Host, on pluginwire.Context) {
 
 // testCancelled: LangBot cancels a run; what it started is proven gone, and no one
 // else could ever see it.
-func testCancelled(t *testing.T, h *lbhost.Host, c *client.Client, on, other pluginwire.Context) {
+func testCancelled(t *testing.T, h *lbhost.Host, s *served, c *client.Client, on, other pluginwire.Context) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	// The child and what it leaves behind ignore SIGTERM.
@@ -379,4 +382,45 @@ func testCancelled(t *testing.T, h *lbhost.Host, c *client.Client, on, other plu
 		run, err := c.Run(t.Context(), info.Run)
 		return run.State == "finished", err
 	})
+	// An operator sees the same.
+	cmd := exec.CommandContext(t.Context(), s.exe, "get", handle, "--json", "--url", s.URL(), "--key-file", s.keyFile)
+	out, err := cmd.Output()
+	if err != nil || !strings.Contains(string(out), info.Receipt.ID) {
+		t.Errorf("stockade get: %s, %v", out, err)
+	}
 }
+
+// testRunnerProcessesOfBoxedWorkers: the same for slots of a boxed pool, of two
+// Workspaces: what is granted is the broker's box, never the worker's.
+func testRunnerProcessesOfBoxedWorkers(t *testing.T, programs string) {
+	t.Parallel()
+	s, c := brokerOf(t, programs)
+	r := start(t, "0.7", func(cfg *Config) {
+		granting(s, "stockade/runner")(cfg)
+		cfg.HostProgram, cfg.WorkerNetwork = filepath.Join(programs, "stockade-host"), worker.NetworkNone
+	})
+	left, right := runnerOf(t, workspace("ws-a"), "left", slots...), runnerOf(t, workspace("ws-b"), "right", slots...)
+	left.Mode, right.Mode = pluginwire.ModeShared, pluginwire.ModeShared
+	h := r.dial(lbhost.Config{Profile: pluginwire.ProfileShared})
+	if _, err := h.Handshake(t.Context(), workspace("ws-a"), left, right); err != nil {
+		t.Fatal(err)
+	}
+	running(t, h, left)
+	running(t, h, right)
+	if got := runText(t, h, left.Binding, told("r", "talk", "process echo left > mine; ls")); got != "mine\nexit 0" {
+		t.Errorf("%q", got)
+	}
+	if got := runText(t, h, right.Binding, told("r", "talk", "process ls")); got != "exit 0" {
+		t.Errorf("the other Workspace finds %q", got)
+	}
+	if got := runText(t, h, left.Binding, told("r", "talk", "process cat mine")); got != "left\nexit 0" {
+		t.Errorf("%q", got)
+	}
+	run, all := ended(t, c, "right")
+	if len(all) != 1 || all[0].Cleanup != "quiescent" || run.Installation.WorkspaceUUID != "ws-b" {
+		t.Errorf("%+v, %+v", run, all)
+	}
+}
+
+// slots makes the toy runner one whose worker is shared among installations.
+var slots = []string{"execution:\n", "execution:\n  sharedRuntime: shared-runtime-v1\n  componentModel: stateless-v1\n"}

@@ -21,6 +21,10 @@ func TestPrograms(t *testing.T) {
 	t.Run("stdio control", func(t *testing.T) { testStdioControl(t, dir) })
 	t.Run("signals", func(t *testing.T) { testSignals(t, dir) })
 	t.Run("shared profile", func(t *testing.T) { testSharedProfile(t, dir) })
+	t.Run("runner processes", func(t *testing.T) { testRunnerProcesses(t, dir) })
+	t.Run("runner processes end", func(t *testing.T) { testRunnerProcessesEnd(t, dir) })
+	t.Run("runner processes of boxed workers", func(t *testing.T) { testRunnerProcessesOfBoxedWorkers(t, dir) })
+	t.Run("a killed runtime leaves no run", func(t *testing.T) { testKilledRuntimeLeavesNoRun(t, dir) })
 }
 
 // testStdioControl (AP-01): LangBot starts the program as its child and speaks over

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import random
 
 from langbot_plugin.api.definition.components.runner.runner import Runner
 from langbot_plugin.api.entities.builtin.provider.message import Message, MessageChunk
@@ -48,6 +49,22 @@ class DefaultRunner(Runner):
                 exit = await process.wait()
                 closed = await process.close()
             text = f"{out.decode()}exit {exit.code} quiescent {closed.quiescent}"
+        if word == "bulk":
+            # Megabytes in and out at the same time; every byte comes back once.
+            from stockade_runner import open_process
+
+            sent, got = random.randbytes(int(rest) << 20), bytearray()
+            async with await open_process(ctx, ["cat"], stdin=True) as process:
+
+                async def feed():
+                    await process.write(sent)
+                    await process.close_stdin()
+
+                feeding = asyncio.create_task(feed())
+                async for chunk in process:
+                    got += chunk.data
+                await feeding
+            text = f"same {bytes(got) == sent}"
         if word == "calls":
             text = json.dumps(await calls(ctx, json.loads(rest)))
         if word == "hold":
