@@ -8,7 +8,8 @@ const (
 	// ReadyWithin is how long a dedicated worker may take from its start until it
 	// is registered and initialised.
 	ReadyWithin = 30 * time.Second
-	// RegisterWithin is how long a pool's process may take until it registers.
+	// RegisterWithin is how long a pool's process may take until it registers, and
+	// (ours) a connection of the debug port.
 	RegisterWithin = 120 * time.Second
 	// AttachWithin bounds one attempt to attach a slot.
 	AttachWithin = 120 * time.Second

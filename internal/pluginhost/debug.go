@@ -93,6 +93,15 @@ func (m *Manager) ServeWorker(ctx context.Context, t rpc.Transport, adm Admissio
 	defer l.release()
 	stop := context.AfterFunc(m.life, func() { l.conn.Close(errClosing()) })
 	defer stop()
+	late := time.AfterFunc(RegisterWithin, func() {
+		m.mu.Lock()
+		registered := l.phase == phaseRegistered
+		m.mu.Unlock()
+		if !registered {
+			l.conn.Close(errdefs.New(errdefs.Unavailable, "the connection did not register a plugin within %s", RegisterWithin))
+		}
+	})
+	defer late.Stop()
 	return l.conn.Run(ctx)
 }
 

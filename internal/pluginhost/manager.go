@@ -31,6 +31,7 @@ type Manager struct {
 	ready   tokens   // one: Configure
 	recon   tokens   // one: Reconcile
 	counter counters
+	uses    *lastUse
 	budget  *rpc.Budget   // of all workers' connections
 	pinned  chan struct{} // closed once a Workspace is pinned (oss_dev)
 	use     useRecord
@@ -94,8 +95,9 @@ func New(cfg Config) (*Manager, error) {
 		log = slog.New(slog.DiscardHandler)
 	}
 	life, end := context.WithCancelCause(context.Background())
+	root := filepath.Join(abs, "plugin-runtime")
 	return &Manager{
-		cfg: cfg, log: log, root: filepath.Join(abs, "plugin-runtime"),
+		cfg: cfg, log: log, root: root, uses: openLastUse(root, log),
 		debug: registration.NewDebug(), ready: make(tokens, 1), recon: make(tokens, 1), limiter: make(tokens, 1),
 		life: life, end: end, budget: rpc.NewBudget(InboundBytes), pinned: make(chan struct{}),
 		installs: map[pluginwire.Context]*installation{}, managed: map[string]pluginwire.Context{}, preparing: map[string]preparation{},

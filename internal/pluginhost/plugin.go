@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/stockade-run/stockade/internal/errdefs"
@@ -25,6 +26,7 @@ type Plugin struct {
 	author string
 	name   string
 	logs   *pluginlog.Buffer
+	use    *atomic.Int64 // of the installation; nil for a plugin outside the desired state
 
 	life context.Context // ended, with its cause, when the registration is
 	end  context.CancelCauseFunc
@@ -35,7 +37,18 @@ type Plugin struct {
 
 func newPlugin(l *link, bound pluginwire.Context, c Container, logs *pluginlog.Buffer) *Plugin {
 	life, end := context.WithCancelCause(context.Background())
-	return &Plugin{link: l, bound: bound, author: c.Author, name: c.Name, logs: logs, life: life, end: end, container: c}
+	p := &Plugin{link: l, bound: bound, author: c.Author, name: c.Name, logs: logs, life: life, end: end, container: c}
+	if bound.IsBinding() {
+		p.use = l.m.uses.of(bound.InstallationUUID)
+	}
+	return p
+}
+
+// touch notes that the plugin is used.
+func (p *Plugin) touch() {
+	if p.use != nil {
+		p.link.m.uses.touch(p.use)
+	}
 }
 
 // Author is the plugin's author, from its manifest.
@@ -105,6 +118,12 @@ func (p *Plugin) outcome(err error) error {
 // (15 s), a negative one is none. When ctx ends first, the worker is told to
 // cancel if its SDK knows how.
 func (p *Plugin) Call(ctx context.Context, action string, data any, timeout time.Duration) (json.RawMessage, error) {
+	p.touch()
+	return p.call(ctx, action, data, timeout)
+}
+
+// call is Call of the runtime itself, which is no use of the plugin.
+func (p *Plugin) call(ctx context.Context, action string, data any, timeout time.Duration) (json.RawMessage, error) {
 	if err := p.gone(); err != nil {
 		return nil, err
 	}
@@ -116,6 +135,7 @@ func (p *Plugin) Call(ctx context.Context, action string, data any, timeout time
 
 // Stream asks the plugin for a stream; timeout is the longest wait for a frame.
 func (p *Plugin) Stream(ctx context.Context, action string, data any, timeout time.Duration) (*Stream, error) {
+	p.touch()
 	if err := p.gone(); err != nil {
 		return nil, err
 	}

@@ -15,7 +15,8 @@ import (
 // under another binding, is removed first; then every entry is applied, from
 // packages that are already here. One stale entry refuses all of it before
 // anything changes. One at a time; an entry that cannot run is reported and does
-// not fail the others.
+// not fail the others. Installations that were used last are launched first, also
+// those that an earlier runtime in this directory ran.
 func (m *Manager) Reconcile(ctx context.Context, want []pluginwire.DesiredState) (pluginwire.ReconcileResult, error) {
 	none := pluginwire.ReconcileResult{}
 	unlock, err := m.recon.acquire(ctx)
@@ -51,23 +52,31 @@ func (m *Manager) Reconcile(ctx context.Context, want []pluginwire.DesiredState)
 	if res.Removed, err = m.withdrawAll(ctx, active, next); err != nil {
 		return none, err
 	}
-	for start := 0; start < len(want); start += batch {
-		part := want[start:min(start+batch, len(want))]
-		states, err := m.applyBatch(ctx, part)
+	// What was used last is launched first: after the runtime was restarted, its users
+	// wait least.
+	ordered := m.uses.order(want)
+	states := map[string]pluginwire.StateResult{}
+	for start := 0; start < len(ordered); start += batch {
+		part := ordered[start:min(start+batch, len(ordered))]
+		done, err := m.applyBatch(ctx, part)
 		if err != nil {
 			return none, err
 		}
-		for i, s := range states {
-			uuid := part[i].Binding.InstallationUUID
-			res.Applied = append(res.Applied, uuid)
-			switch s.State {
-			case pluginwire.StateArtifactMissing:
-				res.MissingArtifacts = append(res.MissingArtifacts, uuid)
-			case pluginwire.StateFailed:
-				res.Failed = append(res.Failed, pluginwire.FailedInstallation{InstallationUUID: uuid, ErrorCode: s.ErrorCode, Message: s.Message})
-			}
+		for i, s := range done {
+			states[part[i].Binding.InstallationUUID] = s
 		}
 	}
+	for _, w := range want {
+		uuid := w.Binding.InstallationUUID
+		res.Applied = append(res.Applied, uuid)
+		switch s := states[uuid]; s.State {
+		case pluginwire.StateArtifactMissing:
+			res.MissingArtifacts = append(res.MissingArtifacts, uuid)
+		case pluginwire.StateFailed:
+			res.Failed = append(res.Failed, pluginwire.FailedInstallation{InstallationUUID: uuid, ErrorCode: s.ErrorCode, Message: s.Message})
+		}
+	}
+	m.uses.keep(next)
 	whole = true
 	keep := map[string]bool{}
 	for uuid := range next {

@@ -144,10 +144,10 @@ func (l *link) initialise(ctx context.Context, as pluginwire.Context, c Containe
 	if err != nil {
 		return err
 	}
-	if _, err := p.Call(ctx, pluginwire.ActionInitializePlugin, map[string]json.RawMessage{"plugin_settings": s.raw}, 0); err != nil {
+	if _, err := p.call(ctx, pluginwire.ActionInitializePlugin, map[string]json.RawMessage{"plugin_settings": s.raw}, 0); err != nil {
 		return err
 	}
-	raw, err := p.Call(ctx, pluginwire.ActionGetPluginContainer, struct{}{}, 0)
+	raw, err := p.call(ctx, pluginwire.ActionGetPluginContainer, struct{}{}, 0)
 	if err != nil {
 		return err
 	}

@@ -16,6 +16,7 @@ func (m *Manager) Shutdown(ctx context.Context) error {
 	launcher := m.launcher
 	m.mu.Unlock()
 	m.end(errClosing())
+	m.uses.close()
 	done := make(chan struct{})
 	go func() {
 		m.running.Wait()

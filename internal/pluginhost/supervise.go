@@ -86,19 +86,29 @@ func (m *Manager) superviseLocked(u unit, own func(*supervisor)) {
 	ctx, cancel := context.WithCancelCause(m.life)
 	s := &supervisor{cancel: cancel, done: make(chan struct{})}
 	own(s)
+	// Its place in the queue is that of this call, not of when the goroutine gets to it.
+	var turn *gate.Turn
+	if key := u.circuit(); key != "" {
+		turn = m.gate.Ask(key)
+	}
 	m.running.Go(func() {
 		defer close(s.done)
 		defer cancel(nil)
-		m.supervise(ctx, s, u)
+		m.supervise(ctx, s, u, turn)
 		u.retired(s)
 	})
 }
 
-// supervise launches u again and again until ctx ends or it is no longer wanted.
-func (m *Manager) supervise(ctx context.Context, s *supervisor, u unit) {
+// supervise launches u again and again until ctx ends or it is no longer wanted. turn
+// is its place for the first launch, nil for a unit without a circuit.
+func (m *Manager) supervise(ctx context.Context, s *supervisor, u unit, turn *gate.Turn) {
 	var backoff restart.Backoff
 	for {
 		if !u.wanted(s) {
+			s.cancel(nil)
+			if turn != nil {
+				_, _ = turn.Wait(ctx) // gives the place back
+			}
 			return
 		}
 		var p permit
@@ -106,7 +116,11 @@ func (m *Manager) supervise(ctx context.Context, s *supervisor, u unit) {
 		var err error
 		if key := u.circuit(); key != "" {
 			p = permit{g: m.gate, key: key, closed: new(bool)}
-			p.p, err = m.gate.Acquire(ctx, key)
+			if turn == nil {
+				turn = m.gate.Ask(key)
+			}
+			p.p, err = turn.Wait(ctx)
+			turn = nil
 		}
 		if err == nil {
 			started = time.Now()

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -28,6 +29,10 @@ const (
 	// maxConnections bounds WebSockets of one port: LangBot has one, each plugin under
 	// development one.
 	maxConnections = 1024
+	// maxPending bounds connections of one port that are no WebSocket (yet). Beyond it
+	// the oldest is closed: whoever opens connections and says nothing, or says it
+	// byte by byte, keeps nobody else out.
+	maxPending = 256
 )
 
 // port is one listener: health, admission, then a WebSocket that is served.
@@ -43,6 +48,29 @@ type port struct {
 	conns sync.WaitGroup
 	slots chan struct{}
 	http  *http.Server
+
+	mu      sync.Mutex
+	pending []net.Conn // oldest first
+}
+
+// track keeps the connections that are no WebSocket within maxPending.
+func (p *port) track(c net.Conn, state http.ConnState) {
+	var oldest net.Conn
+	p.mu.Lock()
+	switch state {
+	case http.StateNew:
+		if len(p.pending) >= maxPending {
+			oldest, p.pending = p.pending[0], p.pending[1:]
+		}
+		p.pending = append(p.pending, c)
+	case http.StateHijacked, http.StateClosed:
+		p.pending = slices.DeleteFunc(p.pending, func(o net.Conn) bool { return o == c })
+	}
+	p.mu.Unlock()
+	if oldest != nil {
+		p.log.Debug("a connection that asked for nothing was closed", "listener", p.name, "from", oldest.RemoteAddr(), "most", maxPending)
+		_ = oldest.Close()
+	}
 }
 
 // open listens. Connections are served as soon as it returns.
@@ -58,7 +86,7 @@ func (p *port) open(ctx context.Context, address string) (net.Addr, error) {
 			WithNext("another runtime may hold it: stop it, or choose another port (--ws-control-port, --ws-debug-port)")
 	}
 	p.slots = make(chan struct{}, maxConnections)
-	p.http = &http.Server{Handler: p, ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeader,
+	p.http = &http.Server{Handler: p, ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeader, ConnState: p.track,
 		ErrorLog: slog.NewLogLogger(p.log.Handler(), slog.LevelDebug)}
 	p.conns.Go(func() {
 		if err := p.http.Serve(l); !errors.Is(err, http.ErrServerClosed) {

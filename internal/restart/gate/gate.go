@@ -34,29 +34,45 @@ func (g *Gate) Configure(p restart.Policy) error {
 	return nil
 }
 
-// Acquire waits until a launch of the key may begin. Launches are admitted in
-// the order of asking, but for those whose key has an open circuit: these wait
-// without a slot. The permit must be ended by Fail, Abandon or Stable. The error
-// is the context's; then nothing is held.
+// Acquire is Ask and Wait.
 func (g *Gate) Acquire(ctx context.Context, key string) (*Permit, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, context.Cause(ctx)
-	}
-	ch := make(chan restart.Launch, 1)
-	var id uint64
+	return g.Ask(key).Wait(ctx)
+}
+
+// Turn is a place among those who wait for a launch. It must be waited for.
+type Turn struct {
+	g  *Gate
+	id uint64
+	ch chan restart.Launch
+}
+
+// Ask asks for a launch of the key, without waiting. Launches are admitted in the
+// order of asking, but for those whose key has an open circuit: these wait without a
+// slot.
+func (g *Gate) Ask(key string) *Turn {
+	t := &Turn{g: g, ch: make(chan restart.Launch, 1)}
 	g.change(func() {
-		id = g.rules.Ask(key)
-		g.waiters[id] = ch
+		t.id = g.rules.Ask(key)
+		g.waiters[t.id] = t.ch
 	})
-	select {
-	case l := <-ch:
-		return &Permit{gate: g, launch: l}, nil
-	case <-ctx.Done():
+	return t
+}
+
+// Wait, to be called once, waits until the launch may begin. The permit must be ended
+// by Fail, Abandon or Stable. The error is the context's; then nothing is held.
+func (t *Turn) Wait(ctx context.Context) (*Permit, error) {
+	g := t.g
+	if ctx.Err() == nil {
+		select {
+		case l := <-t.ch:
+			return &Permit{gate: g, launch: l}, nil
+		case <-ctx.Done():
+		}
 	}
 	g.change(func() {
-		delete(g.waiters, id)
-		if !g.rules.Cancel(id) { // it was admitted meanwhile
-			g.rules.Abandon(<-ch)
+		delete(g.waiters, t.id)
+		if !g.rules.Cancel(t.id) { // it was admitted meanwhile
+			g.rules.Abandon(<-t.ch)
 		}
 	})
 	return nil, context.Cause(ctx)
