@@ -1,15 +1,12 @@
 package cli
 
 import (
-	"os"
-	"os/signal"
-	"syscall"
+	"context"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/stockade-run/stockade/internal/bench"
-	"github.com/stockade-run/stockade/internal/errdefs"
 )
 
 func (a *app) benchRelayCommand() *cobra.Command {
@@ -22,26 +19,10 @@ process of its own on one processor, with the same client. Takes a few minutes. 
 library (apt-get install python3-websockets) it measures ours alone.`,
 		Example: "  stockade bench relay --json > relay.json",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			exe, err := os.Executable()
-			if err != nil {
-				return errdefs.Wrap(err, errdefs.Unavailable, "the path of this program is not known: %v", err)
-			}
-			cfg.Stockade = exe
-			if cfg.Dir, err = os.MkdirTemp(dir, "stockade-bench-"); err != nil {
-				return errdefs.Wrap(err, errdefs.Unavailable, "no directory can be made: %v", fsReason(err))
-			}
-			defer os.RemoveAll(cfg.Dir)
-			cfg.Progress = func(what string) { a.say("measuring the %s …", what) }
-			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
-			defer stop()
-			report, err := bench.RunRelay(ctx, cfg)
-			if err != nil {
-				return err
-			}
-			if a.json {
-				return a.printJSON(report)
-			}
-			return report.Print(a.Stdout)
+			return a.measure(cmd, dir, func(ctx context.Context, m measuring) (bench.Report, error) {
+				cfg.Stockade, cfg.Dir, cfg.Progress = m.stockade, m.dir, m.progress
+				return bench.RunRelay(ctx, cfg)
+			})
 		},
 	}
 	f := c.Flags()

@@ -1,14 +1,11 @@
 package cli
 
 import (
-	"os"
-	"os/signal"
-	"syscall"
+	"context"
 
 	"github.com/spf13/cobra"
 
 	"github.com/stockade-run/stockade/internal/bench"
-	"github.com/stockade-run/stockade/internal/errdefs"
 )
 
 func (a *app) benchRuntimeCommand() *cobra.Command {
@@ -21,26 +18,10 @@ of its own, with the same plugin, the same worker and the same client in the pla
 Takes a few minutes and about 3 GiB of memory, most of it the plugins'.`,
 		Example: "  stockade bench runtime --python ./venv/bin/python --json > runtime.json",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			exe, err := os.Executable()
-			if err != nil {
-				return errdefs.Wrap(err, errdefs.Unavailable, "the path of this program is not known: %v", err)
-			}
-			cfg.Stockade = exe
-			if cfg.Dir, err = os.MkdirTemp(dir, "stockade-bench-"); err != nil {
-				return errdefs.Wrap(err, errdefs.Unavailable, "no directory can be made: %v", fsReason(err))
-			}
-			defer os.RemoveAll(cfg.Dir)
-			cfg.Progress = func(what string) { a.say("measuring %s …", what) }
-			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
-			defer stop()
-			report, err := bench.RunRuntime(ctx, cfg)
-			if err != nil {
-				return err
-			}
-			if a.json {
-				return a.printJSON(report)
-			}
-			return report.Print(a.Stdout)
+			return a.measure(cmd, dir, func(ctx context.Context, m measuring) (bench.Report, error) {
+				cfg.Stockade, cfg.Dir, cfg.Progress = m.stockade, m.dir, m.progress
+				return bench.RunRuntime(ctx, cfg)
+			})
 		},
 	}
 	f := c.Flags()
