@@ -57,6 +57,10 @@ func Run(ctx context.Context, cfg Config) (Report, error) {
 		return Report{}, errdefs.New(errdefs.Invalid, "the bench needs the stockade program and a directory")
 	}
 	var r Report
+	var err error
+	if cfg.Dir, err = filepath.Abs(cfg.Dir); err != nil { // it goes into other programs' settings
+		return r, errdefs.Wrap(err, errdefs.Unavailable, "the working directory is not known: %v", err)
+	}
 	own, err := measureOwn(ctx, cfg)
 	if err != nil {
 		return r, err
