@@ -132,8 +132,9 @@ func (o *Owner) admit(scope pluginwire.Context, next Plugin, version string) err
 }
 
 // stage unpacks a package beside the plugins and gives it its dependencies.
-func (o *Owner) stage(ctx context.Context, pack []byte, next Plugin, tell Tell) (dir string, err error) {
-	if dir, err = o.fresh(stagingDir, filepath.Base(next.Dir)); err != nil {
+func (o *Owner) stage(ctx context.Context, pack []byte, next Plugin, tell Tell) (string, error) {
+	dir, err := o.fresh(stagingDir, filepath.Base(next.Dir))
+	if err != nil {
 		return "", err
 	}
 	if err := os.Mkdir(dir, 0o755); err != nil {
