@@ -27,6 +27,11 @@ func (r roomy) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	if err != nil {
 		return nil, nil, errors.Join(err, c.Close())
 	}
-	in := io.MultiReader(bytes.NewReader(bytes.Clone(ahead)), c)
-	return c, bufio.NewReadWriter(bufio.NewReaderSize(in, socketBuffer), bufio.NewWriterSize(c, socketBuffer)), nil
+	in := bufio.NewReaderSize(io.MultiReader(bytes.NewReader(bytes.Clone(ahead)), c), socketBuffer)
+	// The library keeps what is buffered here and reads on from the connection: what the
+	// peer sent with its request must be in the buffer, not before it.
+	if _, err := in.Peek(len(ahead)); err != nil {
+		return nil, nil, errors.Join(err, c.Close())
+	}
+	return c, bufio.NewReadWriter(in, bufio.NewWriterSize(c, socketBuffer)), nil
 }
