@@ -31,6 +31,10 @@ import (
 // its shutdown request five, and they end in parallel.
 const stopTime = 20 * time.Second
 
+// finishTime bounds the end of runners' runs at the broker: two seconds of grace and
+// the proof. A broker that does not answer ends them when their time is over.
+const finishTime = 10 * time.Second
+
 // Run serves LangBot until ctx ends, then stops in order: LangBot's connection, the
 // workers, the listeners, the stores, the lock. With Config.Stdio it also ends when
 // LangBot closes standard input. Run returns nil after such an end.
@@ -274,9 +278,17 @@ func (r *runtime) stop(ctx context.Context) error {
 	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTime)
 	defer cancel()
 	// Runs are finished while the workers stop: their rights ended first.
-	finished := make(chan error, 1)
-	go func() { finished <- r.processes.Close(stop) }()
-	err := errors.Join(r.manager.Shutdown(stop), <-finished)
+	finished := make(chan struct{})
+	go func() {
+		defer close(finished)
+		ctx, cancel := context.WithTimeout(stop, finishTime)
+		defer cancel()
+		if err := r.processes.Close(ctx); err != nil {
+			r.log.Warn("processes of runners may still run", "err", err)
+		}
+	}()
+	err := r.manager.Shutdown(stop)
+	<-finished
 	r.end(gone)
 	for _, p := range []*port{r.control5400, r.plugin5401} {
 		if p != nil {

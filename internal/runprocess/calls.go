@@ -75,6 +75,9 @@ func (p *payload) request(action string) (ask func(context.Context, *Run, *attem
 			}
 			r.k.mu.Lock()
 			r.used = true
+			if b := r.k.boxes[a.box.ID]; b != nil { // nil: the run has ended meanwhile
+				b.used = true
+			}
 			r.k.mu.Unlock()
 			out, err := a.calls.Open(ctx, req)
 			return processOf(out), err

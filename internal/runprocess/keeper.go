@@ -37,6 +37,7 @@ type Keeper struct {
 	mu      sync.Mutex
 	runs    map[key]*Run
 	conns   map[any]int // calls under way
+	boxes   map[string]*boxUse
 	closing bool
 	open    int // runs that are not finished
 	counts  Counters
@@ -46,6 +47,13 @@ type Keeper struct {
 type key struct {
 	binding pluginwire.Context
 	run     string
+}
+
+// boxUse is what the runs that are begun in a box, and are not finished, have made of it.
+type boxUse struct {
+	runs int
+	made bool // by one of them
+	used bool // an open was passed on
 }
 
 // Counters are numbers for health; they name nobody.
@@ -63,7 +71,7 @@ type Counters struct {
 
 // New makes a keeper without runs.
 func New(cfg Config) *Keeper {
-	k := &Keeper{cfg: cfg, log: cfg.Logger, lane: make(chan struct{}, begins), runs: map[key]*Run{}, conns: map[any]int{}}
+	k := &Keeper{cfg: cfg, log: cfg.Logger, lane: make(chan struct{}, begins), runs: map[key]*Run{}, conns: map[any]int{}, boxes: map[string]*boxUse{}}
 	if k.log == nil {
 		k.log = slog.New(slog.DiscardHandler)
 	}

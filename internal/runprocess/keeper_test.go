@@ -492,6 +492,39 @@ func TestBoxes(t *testing.T) {
 	}
 }
 
+// TestSharedBox: a run that made its box for nothing does not take it from another run
+// of the conversation.
+func TestSharedBox(t *testing.T) {
+	t.Parallel()
+	for _, used := range []bool{true, false} {
+		f := newFake()
+		k := New(Config{Broker: f, Plugins: []string{plug}})
+		first := k.Begin(runOf("a", "first"))
+		if _, err := first.ready(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		second := k.Begin(runOf("a", "r"))
+		if a, err := second.ready(t.Context()); err != nil || !a.box.Reused {
+			t.Fatalf("%v", err)
+		}
+		if used {
+			if _, err := ask(t.Context(), k, "a", pluginwire.ActionOpenRunProcess, open); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, r := range []*Run{second, first} {
+			r.End(t.Context(), "", 0)
+			<-r.done
+		}
+		if err := k.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if (len(f.removed) == 0) != used || len(k.boxes) != 0 {
+			t.Errorf("used %v: removed %v, remembered %v", used, f.removed, k.boxes)
+		}
+	}
+}
+
 func TestTimes(t *testing.T) {
 	t.Parallel()
 	now := time.Unix(1e9, 0)

@@ -122,6 +122,13 @@ func (r *Run) beginLocked() {
 		defer r.k.mu.Unlock()
 		if a.err == nil {
 			r.k.counts.Begun++
+			b := r.k.boxes[a.box.ID]
+			if b == nil {
+				b = &boxUse{}
+				r.k.boxes[a.box.ID] = b
+			}
+			b.runs++
+			b.made = b.made || !a.box.Reused
 			return
 		}
 		r.k.counts.Failed++
@@ -227,12 +234,12 @@ func (k *Keeper) endLocked(r *Run, reason string) {
 	if r.calls == 0 {
 		close(r.idle)
 	}
-	a, used := r.last, r.used
+	a := r.last
 	k.wg.Go(func() {
 		<-r.idle
 		<-a.done
 		if a.err == nil {
-			r.finish(a, used, reason)
+			r.finish(a, reason)
 		}
 		k.mu.Lock()
 		k.open--
@@ -242,7 +249,7 @@ func (k *Keeper) endLocked(r *Run, reason string) {
 }
 
 // finish has the broker finish the run, and repeats that while it does not answer.
-func (r *Run) finish(a *attempt, used bool, reason string) {
+func (r *Run) finish(a *attempt, reason string) {
 	k := r.k
 	ctx, cancel := context.WithTimeout(k.life, FinishWithin)
 	defer cancel()
@@ -265,6 +272,11 @@ func (r *Run) finish(a *attempt, used bool, reason string) {
 	default:
 		k.counts.Proven++
 	}
+	box := k.boxes[a.box.ID]
+	if box.runs--; box.runs == 0 {
+		delete(k.boxes, a.box.ID)
+	}
+	useless := box.runs == 0 && (len(r.start.Conversation) == 0 || box.made && !box.used)
 	k.mu.Unlock()
 	switch {
 	case err != nil:
@@ -277,7 +289,7 @@ func (r *Run) finish(a *attempt, used bool, reason string) {
 	log.Debug("a run has ended", "reason", reason, "processes", len(out.Processes))
 	// A box that nobody will look for again, or that was made for nothing, would only
 	// take the place of one that is needed.
-	if len(r.start.Conversation) == 0 || !used && !a.box.Reused {
+	if useless {
 		if err := k.cfg.Broker.RemoveBox(ctx, a.box.ID); err != nil && !errdefs.Is(err, errdefs.Conflict) {
 			log.Warn("the box of a run was not removed: it goes when it was idle for long", "err", err)
 		}
