@@ -29,7 +29,8 @@ done
 want runc runc
 [ -e /etc/ssl/certs/ca-certificates.crt ] || need="$need ca-certificates"
 if [ -n "$tests" ]; then
-	want gcc gcc # the race detector
+	want gcc gcc # the race detector, which needs the C library's headers too
+	[ -e /usr/include/stdlib.h ] || need="$need libc6-dev"
 	want busybox busybox-static
 	want sqlite3 sqlite3
 	want git git
