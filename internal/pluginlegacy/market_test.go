@@ -118,7 +118,9 @@ func TestBadMarketplace(t *testing.T) {
 			}
 		}, errdefs.Unavailable, "did not answer in time"},
 		"turns in a circle": {func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, r.URL.Path, http.StatusFound) }, errdefs.Unavailable, "redirects more than 10 times"},
-		"leads to a file":   {func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "file:///etc/passwd", http.StatusFound) }, errdefs.Denied, "no HTTP address"},
+		"leads to a file": {func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, "file:///etc/passwd", http.StatusFound)
+		}, errdefs.Denied, "no HTTP address"},
 		"hangs up": {func(w http.ResponseWriter, _ *http.Request) {
 			c, _, err := w.(http.Hijacker).Hijack()
 			if err == nil {
