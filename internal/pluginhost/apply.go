@@ -119,6 +119,7 @@ func (m *Manager) record(b pluginwire.Context, art artifact.Artifact, d dirs) *i
 		inst = &installation{binding: b, dirs: d, logs: pluginlog.New(), since: time.Now(), state: pluginwire.StateDisabled, mode: pluginwire.ModeDedicated}
 		m.installs[b] = inst
 	}
+	art.Manifest.Raw = nil // as large as the rest of the record, and not asked for again
 	inst.artifact = art
 	return inst
 }

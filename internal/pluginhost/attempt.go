@@ -161,19 +161,24 @@ func exitError(proc *worker.Process, when string) error {
 
 func brokenError(ctx context.Context, proc *worker.Process, l *link, when string) error {
 	settle(ctx, proc)
+	cause := rpc.Cause(l.conn.Err())
+	// What the worker wrote and may not write is the reason, and its exit follows from
+	// it. Any other error follows from its exit.
+	wrong, ours := errors.AsType[*errdefs.Error](cause)
 	select {
 	case <-proc.Exited():
-		return exitError(proc, when)
+		if !ours {
+			return exitError(proc, when)
+		}
 	default:
 	}
 	if when != "" {
 		when = " " + when
 	}
-	e := errdefs.New(errdefs.Unavailable, "the plugin worker broke its connection%s", when)
-	if err := l.conn.Err(); err != nil && !errors.Is(err, io.EOF) {
-		return errdefs.Wrap(err, errdefs.Unavailable, "%s: %s", e.Message, errText(err))
+	if ours {
+		return errdefs.Wrap(cause, errdefs.Unavailable, "the plugin worker broke its connection%s: %s", when, wrong.Message)
 	}
-	return e
+	return errdefs.New(errdefs.Unavailable, "the plugin worker broke its connection%s", when)
 }
 
 func joinClose(err error, l worker.Launcher) error { return errors.Join(err, l.Close()) }

@@ -10,6 +10,7 @@ package rpc
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"time"
@@ -63,6 +64,15 @@ func closedError(cause error) error {
 		return &failure{ErrClosed.Error(), pluginwire.ClassClosed, ErrClosed, nil}
 	}
 	return &failure{"the connection is closed: " + cause.Error(), pluginwire.ClassClosed, ErrClosed, cause}
+}
+
+// Cause is why a connection ended, of an error that wraps ErrClosed: nil for an end in
+// order.
+func Cause(err error) error {
+	if f, ok := errors.AsType[*failure](err); ok && f.kind == ErrClosed {
+		return f.cause
+	}
+	return nil
 }
 
 func timeoutError(action string, after time.Duration) error {
