@@ -105,6 +105,7 @@ func (o *Owner) Delete(ctx context.Context, scope pluginwire.Context, author, na
 	if err := o.discard(p.Dir, filepath.Base(p.Dir)); err != nil {
 		return err
 	}
+	o.room()
 	return errors.Join(told, tell(tellDeleted, nil))
 }
 

@@ -238,6 +238,11 @@ func TestWhenItBegins(t *testing.T) {
 	if got := onDisk(t, dir); strings.Contains(got, "four") {
 		t.Error(got)
 	}
+	// One that found no room is started when another goes.
+	if err := o.Delete(t.Context(), scope, "a", r.starts()[0].Name, new(progress).tell); err != nil {
+		t.Error(err)
+	}
+	until(t, "the third", func() bool { return len(r.starts()) == 3 })
 	o.Close()
 	isCode(t, o.Restart(t.Context(), scope, "a", "one", new(progress).tell), errdefs.Unavailable, "shutting down")
 
@@ -245,7 +250,7 @@ func TestWhenItBegins(t *testing.T) {
 	c := config(dir, r)
 	c.DebugOnly = true
 	o = begin(t, c, runtimeConfig(2))
-	if err := o.Restart(t.Context(), scope, "a", "one", new(progress).tell); err != nil || len(r.starts()) != 1 {
+	if err := o.Restart(t.Context(), scope, "a", "two", new(progress).tell); err != nil || len(r.starts()) != 1 {
 		t.Errorf("%v, %v", err, r.starts())
 	}
 }

@@ -92,6 +92,7 @@ type Owner struct {
 	broken   error // why it could not be repaired
 	capacity int
 	running  map[string]bool // directories with a supervisor
+	waiting  []Plugin        // found at the start when there was no more room
 	cloud    string          // the marketplace's address
 }
 
@@ -225,7 +226,24 @@ func (o *Owner) beginOne(p Plugin, places chan struct{}) {
 	}
 	if err := o.start(p); err != nil {
 		o.log.Warn("a plugin of the legacy directory is not started", "plugin", p.Author+"/"+p.Name, "err", err)
+		if errdefs.Is(err, errdefs.Exhausted) {
+			o.mu.Lock()
+			o.waiting = append(o.waiting, p)
+			o.mu.Unlock()
+		}
 	}
+}
+
+// room starts a plugin that found no room at the start, now that one was deleted.
+func (o *Owner) room() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if len(o.waiting) == 0 || o.life.Err() != nil {
+		return
+	}
+	p := o.waiting[0]
+	o.waiting = o.waiting[1:]
+	o.work.Go(func() { o.beginOne(p, make(chan struct{}, 1)) })
 }
 
 // maxReason is how much of a failure is kept, in bytes (published SDK 0.7: the last
