@@ -251,7 +251,7 @@ func runRunner(kind, action string) handler {
 				return nil, r.fail(ctx, codeRunnerNotFound, false, "Runner "+runner+" not found in plugin "+id(p))
 			}
 		}
-		r.deadline = deadline(runCtx)
+		r.deadline = deadline(runCtx, time.Now())
 		r.processes = s.control.cfg.Processes.Begin(startOf(p, runCtx, r.deadline))
 		// However the stream ends, so does the right; see send for the orderly end.
 		defer r.processes.End(ctx, "its run was ended by LangBot or with its worker", 0)
@@ -269,13 +269,15 @@ func componentKind(runCtx object, def string) string {
 }
 
 // deadline is when a run has to be over; zero if it has none, or none that makes sense.
-func deadline(runCtx object) time.Time {
+// LangBot says it by the wall clock; from now on it is so far away, wherever that
+// clock jumps.
+func deadline(runCtx object, now time.Time) time.Time {
 	runtime := runCtx.within("runtime")
 	var at float64
 	if !runtime.has("deadline_at") || json.Unmarshal(runtime.get("deadline_at"), &at) != nil || math.IsNaN(at) || at < 0 || at > 1<<40 {
 		return time.Time{}
 	}
-	return time.UnixMicro(int64(at * 1e6))
+	return now.Add(time.UnixMicro(int64(at * 1e6)).Sub(now))
 }
 
 // Times of a run without a deadline, per frame, and of one whose deadline is over.

@@ -36,7 +36,7 @@ import (
 //	LangBot comes and goes                TestSupersession, TestReconnectInTheMiddleOfEverything, TestReconnectMidway
 //	package index                         TestLyingIndex; TestIndexTrouble, TestFailures of deptree
 //	full disk                             TestFullDisk of artifact and of deptree, TestDiskFull of transfer
-//	clock                                 TestClockJumps; TestTimeRunsForward of restart
+//	clock                                 TestClockJumps of registration and of plugincontrol; TestTimeRunsForward of restart
 //	two runtimes                          TestTwoRuntimesOnOneDirectory
 //	a crash while something is published  TestKilledAtEveryStep of artifact and of deptree, TestSweepAfterAKill of transfer,
 //	                                      TestKilledRuntime of worker, TestKilledRuntimeLeavesNoRun

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/stockade-run/stockade/internal/errdefs"
 	"github.com/stockade-run/stockade/internal/pluginwire"
@@ -127,4 +128,53 @@ func TestDebugKeys(t *testing.T) {
 	if _, err := d.Check(key, start.Add(registration.DebugKeyLife)); !errdefs.Is(err, errdefs.Unauthenticated) {
 		t.Errorf("the replaced key when expired: %v", err)
 	}
+}
+
+// TestClockJumps: capabilities and debug keys live as long as they were given, even
+// when the wall clock is set forward or back meanwhile.
+func TestClockJumps(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	for _, by := range []time.Duration{-48 * time.Hour, 48 * time.Hour} {
+		r, d := registration.New(8), registration.NewDebug()
+		capability, err := r.Issue(registration.Grant{}, now)
+		if err != nil {
+			t.Fatal(err)
+		}
+		key, _, err := d.Issue(binding.Workspace(), now)
+		if err != nil {
+			t.Fatal(err)
+		}
+		later := jump(t, now, by)
+		if _, err := d.Check(key, later); err != nil {
+			t.Errorf("a debug key after a jump by %s: %v", by, err)
+		}
+		if again, _, err := d.Issue(binding.Workspace(), later); err != nil || again != key {
+			t.Errorf("asked again after a jump by %s: another key, %v", by, err)
+		}
+		if !r.Pending(capability, later) || r.Count(later) != 1 {
+			t.Errorf("a capability is gone after a jump by %s", by)
+		}
+		if r.Pending(capability, later.Add(registration.CapabilityLife)) {
+			t.Errorf("a capability lives longer after a jump by %s", by)
+		}
+		if _, err := d.Check(key, later.Add(registration.DebugKeyLife)); err == nil {
+			t.Errorf("a debug key lives longer after a jump by %s", by)
+		}
+	}
+}
+
+// jump is what time.Now would have returned had the wall clock been set by d before:
+// the monotonic reading is the same.
+func jump(t *testing.T, now time.Time, d time.Duration) time.Time {
+	t.Helper()
+	out := now
+	// The first word of a time.Time with a monotonic reading holds the seconds of the
+	// wall clock from bit 30 on.
+	wall := (*uint64)(unsafe.Pointer(&out))
+	*wall += uint64(d/time.Second) << 30
+	if out.Sub(now) != 0 || out.Round(0).Sub(now.Round(0)) != d {
+		t.Skip("this Go keeps its time otherwise")
+	}
+	return out
 }
