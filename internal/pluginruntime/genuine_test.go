@@ -24,8 +24,8 @@ func genuine(t *testing.T, sdk string) *live {
 	return genuineIn(t, sdk, t.TempDir())
 }
 
-// genuineIn runs it in a working directory: its data is below dir/data.
-func genuineIn(t *testing.T, sdk, dir string) *live {
+// genuineIn runs it in a working directory, with more flags: its data is below dir/data.
+func genuineIn(t *testing.T, sdk, dir string, flags ...string) *live {
 	t.Helper()
 	python := need.SDK(t, sdk)
 	control, plugin := freePort(t), freePort(t)
@@ -34,7 +34,8 @@ func genuineIn(t *testing.T, sdk, dir string) *live {
 		t.Fatal(err)
 	}
 	defer log.Close()
-	cmd := exec.Command(python, "-m", "langbot_plugin.cli.__init__", "rt", "--ws-control-port", strconv.Itoa(control), "--ws-debug-port", strconv.Itoa(plugin))
+	flags = append([]string{"-m", "langbot_plugin.cli.__init__", "rt", "--ws-control-port", strconv.Itoa(control), "--ws-debug-port", strconv.Itoa(plugin)}, flags...)
+	cmd := exec.Command(python, flags...)
 	cmd.Dir, cmd.Stdout, cmd.Stderr = dir, log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := cmd.Start(); err != nil {

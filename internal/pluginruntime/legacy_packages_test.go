@@ -25,6 +25,15 @@ func installLocal(t *testing.T, h *lbhost.Host, on pluginwire.Context, pack []by
 	return h.Frames(t.Context(), pluginwire.ActionInstallPlugin, M{"install_source": "local", "install_info": M{"plugin_file_key": key}}, on)
 }
 
+// uvPath is the uv beside the newest SDK, which makes environments quickly.
+func uvPath(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(filepath.Dir(need.SDK(t, "0.7")), "uv")
+	_, err := os.Stat(path)
+	need.That(t, err == nil, "this test needs uv beside the newest SDK: make setup-sdk")
+	return path
+}
+
 // TestBuiltPackages: what "lbp build" of each SDK makes is installed as it is, and its
 // requirement of the SDK is met by the runtime's: nothing is asked of an index. Over the
 // last of them a version that does not start is undone, and the old one runs again
@@ -93,9 +102,7 @@ func TestLegacyDependencies(t *testing.T) {
 	t.Parallel()
 	index := plugintest.NewIndex(t, plugintest.NewWheel(t, "toy_dep", "1.0"))
 	r := start(t, "0.7", func(c *Config) {
-		c.IndexURL, c.Uv = index.URL, filepath.Join(filepath.Dir(need.SDK(t, "0.7")), "uv")
-		_, err := os.Stat(c.Uv)
-		need.That(t, err == nil, "this test needs uv beside the newest SDK: make setup-sdk")
+		c.IndexURL, c.Uv = index.URL, "none" // pip
 	})
 	h := r.connect(lbhost.Config{})
 	bridge := lbhost.Bridge(h.Workspace("ws-1"))

@@ -77,7 +77,7 @@ func oldProfile(t *testing.T, r *live) []legacyStep {
 
 	do("delete what is not there", pluginwire.ActionDeletePlugin, kit)
 	do("upgrade what is not there", pluginwire.ActionUpgradePlugin, kit)
-	local("install", plugintest.Pack(t, "kit", "langbot-plugin", "# none"))
+	local("install", plugintest.Pack(t, "kit", "langbot-plugin", "toy-dep==1.0"))
 	version := func(want string) {
 		t.Helper()
 		until(t, "version "+want, func() (bool, error) {
@@ -99,7 +99,7 @@ func oldProfile(t *testing.T, r *live) []legacyStep {
 		t.Errorf("the settings were made by %v", a)
 	}
 	// LM-21: what it asks, it asks under the installation that LangBot's settings name.
-	if a := script.Asked(pluginwire.ActionGetBots); len(a) != 1 || a[0].Context.IsBinding() || a[0].Context.InstallationUUID == "" || a[0].Context.WorkspaceUUID != "ws-1" {
+	if a := script.Asked(pluginwire.ActionGetBots); len(a) == 0 || a[0].Context.IsBinding() || a[0].Context.InstallationUUID == "" || a[0].Context.WorkspaceUUID != "ws-1" {
 		t.Errorf("it asked %v", a)
 	}
 	// LF-01: LangBot's file for it comes under that context.
@@ -109,6 +109,8 @@ func oldProfile(t *testing.T, r *live) []legacyStep {
 	}
 	local("install it again", plugintest.Pack(t, "kit", "langbot-plugin", "# none"))
 	local("install garbage", []byte("no package"))
+	local("install with a dependency that there is not", plugintest.Pack(t, "kit", "version: 1.0.0", "version: 1.6.0", "langbot-plugin", "toy-dep==1.0\ntoy-dep==9"))
+	version("1.0.0")
 	do("upgrade a local one", pluginwire.ActionUpgradePlugin, kit)
 	do("restart", pluginwire.ActionRestartPlugin, kit)
 	version("1.0.0")
@@ -138,15 +140,18 @@ func TestLegacyProfile(t *testing.T) {
 	t.Parallel()
 	deps := "installing dependencies {current_dep deps_downloaded_size deps_failed deps_installed deps_remaining deps_speed deps_total failed_deps}"
 	tail := []string{"installing dependencies", deps, "initializing plugin settings", "launching plugin"}
+	each := "installing dependencies {already_installed current_dep deps_downloaded_size deps_installed deps_remaining deps_speed deps_total to_install}"
 	download := []string{"downloading plugin package", "downloading plugin package {download_current download_speed download_total}"}
 	deletion := []string{"shutting down plugin", "removing plugin container", "deleting plugin files", "plugin deleted", "plugin removed"}
 	restart := []string{"shutting down plugin", "removing plugin container", "launching plugin", "plugin restarted", "plugin restarted"}
 	want := []legacyStep{
 		{"delete what is not there", nil, "ValueError: Plugin stockade/kit not found"},
 		{"upgrade what is not there", nil, "ValueError: Plugin stockade/kit not found"},
-		{"install", slices.Concat(download[:1], tail, []string{"plugin installed"}), ""},
+		{"install", slices.Concat(download[:1], tail[:1], []string{each}, tail[1:], []string{"plugin installed"}), ""},
 		{"install it again", download[:1], "ValueError: Plugin stockade/kit:1.0.0 already exists"},
 		{"install garbage", download[:1], "*"},
+		{"install with a dependency that there is not", []string{download[0], tail[0], each, each, deps},
+			"DependencyInstallError: Plugin stockade/kit failed to install 1 dependencies: ['toy-dep==9']"},
 		{"upgrade a local one", nil, "ValueError: Plugin stockade/kit is not installed from marketplace"},
 		{"restart", restart, ""},
 		{"delete", deletion, ""},
@@ -170,10 +175,11 @@ func TestLegacyProfile(t *testing.T) {
 			}
 		}
 	}
+	index := plugintest.NewIndex(t, plugintest.NewWheel(t, "toy_dep", "1.0"))
 	for _, sdk := range series {
 		t.Run(sdk, func(t *testing.T) {
 			t.Parallel()
-			r := start(t, sdk, func(c *Config) { c.Uv = "none" })
+			r := start(t, sdk, func(c *Config) { c.Uv, c.IndexURL = uvPath(t), index.URL })
 			check(t, oldProfile(t, r))
 			for _, d := range []string{"plugins", ".plugin-staging", ".plugin-backups"} {
 				if left, err := os.ReadDir(filepath.Join(r.dir, d)); err != nil || len(left) != 0 {
@@ -184,7 +190,7 @@ func TestLegacyProfile(t *testing.T) {
 	}
 	t.Run("the published runtime", func(t *testing.T) {
 		t.Parallel()
-		check(t, oldProfile(t, genuine(t, "0.7")))
+		check(t, oldProfile(t, genuineIn(t, "0.7", t.TempDir(), "--pypi-index-url", index.URL)))
 	})
 }
 
