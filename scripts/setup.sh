@@ -34,6 +34,7 @@ if [ -n "$tests" ]; then
 	want busybox busybox-static
 	want sqlite3 sqlite3
 	want git git
+	want curl curl
 	want pgrep procps
 	want spin spin # checks the model of the relay's fences
 fi
