@@ -392,12 +392,11 @@ func runtimePool(ctx context.Context, cfg RuntimeConfig, b *runtimeBed, f *runti
 	return err
 }
 
-// atRest is the runtime's own memory once it has come to rest, and what it then uses
-// of a processor, per second.
+// atRest is what the runtime uses of a processor while nothing happens, per second, and
+// its own memory at the end of that.
 func (b *runtimeBed) atRest(ctx context.Context, idle time.Duration) (memory int64, cpu time.Duration, err error) {
 	pid := b.cmd.Process.Pid
-	memory, err = settled(ctx, func() (int64, error) { return private(pid) }, func() bool { return true })
-	if err != nil {
+	if _, err = settled(ctx, func() (int64, error) { return private(pid) }, func() bool { return true }); err != nil {
 		return 0, 0, err
 	}
 	before, err := cpuTime(pid)
@@ -410,5 +409,9 @@ func (b *runtimeBed) atRest(ctx context.Context, idle time.Duration) (memory int
 		return 0, 0, ctx.Err()
 	}
 	after, err := cpuTime(pid)
+	if err != nil {
+		return 0, 0, err
+	}
+	memory, err = private(pid)
 	return memory, time.Duration(float64(after-before) / idle.Seconds()), err
 }

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -75,6 +76,10 @@ func Run(ctx context.Context, o Options) (err error) {
 	if o.Ready != nil {
 		o.Ready(at)
 	}
+	quiet, hush := context.WithCancel(r.life)
+	var joined sync.WaitGroup
+	joined.Go(func() { giveBack(quiet) })
+	defer func() { hush(); joined.Wait() }()
 	select {
 	case <-ctx.Done():
 		log.Info("stopping")

@@ -196,10 +196,11 @@ func (s *stdio) Close() error {
 }
 
 type socket struct {
-	c    *websocket.Conn
-	buf  []byte
-	once sync.Once
-	err  error
+	c     *websocket.Conn
+	buf   []byte      // the reader's
+	watch *time.Timer // the writer's
+	once  sync.Once
+	err   error
 }
 
 // WebSocket is the WebSocket framing: one message of the protocol is one message of
@@ -251,9 +252,20 @@ func (s *socket) Write(msg []byte) error {
 	if len(msg) > pluginwire.MaxMessage {
 		return pluginwire.ErrTooLarge
 	}
-	ctx, cancel := context.WithCancelCause(context.Background())
-	watch := time.AfterFunc(StallTime, func() { cancel(errStalled) })
-	defer func() { watch.Stop(); cancel(nil) }()
+	// A context that ends costs five allocations with every message.
+	if s.watch == nil {
+		s.watch = time.AfterFunc(StallTime, func() { _ = s.c.CloseNow() })
+	} else {
+		s.watch.Reset(StallTime)
+	}
+	err := s.write(context.Background(), msg)
+	if !s.watch.Stop() {
+		return errStalled
+	}
+	return err
+}
+
+func (s *socket) write(ctx context.Context, msg []byte) error {
 	if len(msg) <= pluginwire.WSFragment {
 		return s.c.Write(ctx, websocket.MessageText, msg)
 	}
@@ -266,7 +278,7 @@ func (s *socket) Write(msg []byte) error {
 		for to < len(msg) && !utf8.RuneStart(msg[to]) {
 			to--
 		}
-		watch.Reset(StallTime)
+		s.watch.Reset(StallTime)
 		if _, err := w.Write(msg[:to]); err != nil {
 			return err
 		}

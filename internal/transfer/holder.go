@@ -26,7 +26,7 @@ type Holder struct {
 	mu     sync.Mutex // held while a chunk is handled
 	closed bool
 	coming map[string]*incoming // by key
-	buf    [ChunkBytes + 2]byte // the decoder may write up to two bytes of padding
+	buf    []byte               // of a chunk, while something comes: most holders wait
 
 	got map[string]held // by the name of the record; guarded by store.mu
 }
@@ -84,7 +84,15 @@ func (h *Holder) Chunk(data json.RawMessage, from pluginwire.Context) error {
 	if h.closed {
 		return errdefs.New(errdefs.Unavailable, "the connection is closed").WithNext("connect again")
 	}
-	n, err := c.decode(h.buf[:])
+	if h.buf == nil {
+		h.buf = make([]byte, ChunkBytes+2) // the decoder may write up to two bytes of padding
+	}
+	defer func() {
+		if len(h.coming) == 0 {
+			h.buf = nil
+		}
+	}()
+	n, err := c.decode(h.buf)
 	if err != nil {
 		return err
 	}
