@@ -31,7 +31,7 @@ import (
 //	frames of a worker                    TestTroubleWithWorkers; FuzzMessage, FuzzLines of pluginwire
 //	half-open connections                 TestHalfOpenConnection, TestSlowHeaders
 //	wrong and stale bindings              TestHandshakeComesFirst, TestTroubleWithWorkers; TestAdmit of pluginhost
-//	slots and siblings                    testSharedProfile; TestAdmit, TestPoolRevision, TestDetachCancelsOwnRequestsOnly of pluginhost
+//	slots and siblings                    testSharedProfile, TestSlotTraffic; TestAdmit, TestPoolRevision, TestDetachCancelsOwnRequestsOnly of pluginhost
 //	capabilities, second registrations    TestTroubleWithWorkers; TestCapabilities, TestSecondRegistration of pluginhost
 //	LangBot comes and goes                TestSupersession, TestReconnectInTheMiddleOfEverything, TestReconnectMidway
 //	package index                         TestLyingIndex; TestIndexTrouble, TestFailures of deptree

@@ -1,6 +1,7 @@
 package pluginruntime
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -11,6 +12,7 @@ import (
 	"github.com/coder/websocket"
 
 	"github.com/stockade-run/stockade/internal/lbhost"
+	"github.com/stockade-run/stockade/internal/plugintest"
 	"github.com/stockade-run/stockade/internal/pluginwire"
 )
 
@@ -175,16 +177,15 @@ async def main(self):
 	}},
 	{"a second registration, and its capability once more", func(t *testing.T, s *scene, on lbhost.Installation) {
 		before := s.pid(t, on)
-		got, err := s.py(t, on, call+`await h.call_action(A.REGISTER_PLUGIN, {"plugin_container": {}, "prod_mode": True, "plugin_debug_key": "", "registration_capability": "x" * 43})`)
+		// What the process was started with; the SDK took it out of os.environ.
+		const find = `[v.split("=", 1)[1] for v in open("/proc/self/environ").read().split("\0") if "REGISTRATION_CAPABILITY=" in v][0]`
+		capability, err := s.py(t, on, call+find)
+		if err != nil || len(capability) < 32 {
+			t.Fatalf("%s, %v", capability, err)
+		}
+		got, err := s.py(t, on, call+`await h.call_action(A.REGISTER_PLUGIN, {"plugin_container": {}, "prod_mode": True, "plugin_debug_key": "", "registration_capability": `+find+`})`)
 		if err != nil || !strings.Contains(got, "already registered") {
 			t.Errorf("%s, %v", got, err)
-		}
-		capability, err := s.py(t, on, call+`__import__("os").environ.get("LANGBOT_PLUGIN_REGISTRATION_CAPABILITY", "")`)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if capability == "" {
-			capability = strings.Repeat("x", 43) // the SDK took it out of the environment: TestCapabilities has a worker's own
 		}
 		_, resp, err := websocket.Dial(t.Context(), s.at.Plugin, &websocket.DialOptions{HTTPHeader: http.Header{headerCapability: {capability}}})
 		if err == nil || resp == nil || resp.StatusCode != http.StatusUnauthorized {
@@ -275,4 +276,78 @@ func TestTroubleWithWorkers(t *testing.T) {
 		t.Error(err)
 	}
 	s.nothingLeft(t)
+}
+
+// TestSlotTraffic: a pool's process speaks under the binding of a slot that has left it,
+// of an installation with a process of its own, and of nobody: nothing of it reaches
+// LangBot, and the slots that are there go on, under the two SDKs that know slots.
+func TestSlotTraffic(t *testing.T) {
+	t.Parallel()
+	for _, sdk := range []string{"0.6", "0.7"} {
+		t.Run(sdk, func(t *testing.T) {
+			t.Parallel()
+			s := newScene(t, sdk, nil)
+			pool := remake(t, plugintest.Pack(t, "pool"), "components/tools/slot.py", func(s string) string {
+				return strings.Replace(s, `        if op == "bots":`, `        if op == "py":
+            env = {}
+            exec(params["code"], env)
+            return {"out": await env["main"](self)}
+        if op == "bots":`, 1)
+			})
+			slot := func(uuid string) lbhost.Installation {
+				b := workspace("ws-1")
+				b.InstallationUUID, b.RuntimeRevision, b.ArtifactDigest = uuid, 1, plugintest.Digest(pool)
+				i := lbhost.Installation{Binding: b, Enabled: true, Mode: pluginwire.ModeShared, Package: pool}
+				if out, err := s.h.Apply(t.Context(), i); err != nil {
+					t.Fatalf("%+v, %v", out, err)
+				}
+				running(t, s.h, i)
+				return i
+			}
+			here, sibling, left := slot("here"), slot("sibling"), slot("left")
+			pid := func(i lbhost.Installation) int {
+				raw, err := s.h.CallTool(t.Context(), i.Binding, "slot", M{})
+				if err != nil || pidOf(raw) == 0 {
+					t.Fatalf("%s: %s, %v", i.Binding.InstallationUUID, raw, err)
+				}
+				return pidOf(raw)
+			}
+			before := pid(here)
+			if _, err := s.h.Remove(t.Context(), left.Binding); err != nil {
+				t.Fatal(err)
+			}
+			lines := ""
+			for _, on := range []pluginwire.Context{left.Binding, s.good.Binding, workspace("ws-1"), workspace("ws-2"), {}} {
+				context, err := json.Marshal(on)
+				if err != nil {
+					t.Fatal(err)
+				}
+				lines += `{"seq_id":1000000000,"action":"get_langbot_version","data":{},"context":` + string(context) + `}\n`
+			}
+			own, err := json.Marshal(sibling.Binding)
+			if err != nil {
+				t.Fatal(err)
+			}
+			// A process cannot keep its own slots apart, and the last line is heard.
+			lines += `{"seq_id":1000000001,"action":"get_llm_models","data":{},"context":` + string(own) + `}\n`
+			if raw, err := s.h.CallTool(t.Context(), here.Binding, "slot", M{"op": "py", "code": raw + `b'` + lines + `'`}); err != nil || !strings.Contains(string(raw), "written") {
+				t.Fatalf("%s, %v", raw, err)
+			}
+			if err := s.script.Wait(t.Context(), pluginwire.ActionGetLLMModels, 1); err != nil {
+				t.Error(err)
+			}
+			for _, i := range []lbhost.Installation{here, sibling} {
+				if raw, err := s.h.CallTool(t.Context(), i.Binding, "slot", M{"op": "bots"}); err != nil || !strings.Contains(string(raw), "bot-1") {
+					t.Errorf("%s, %v", raw, err)
+				}
+				if pid(i) != before {
+					t.Errorf("slot %s runs in another process", i.Binding.InstallationUUID)
+				}
+			}
+			if asked := s.script.Asked(pluginwire.ActionGetLangbotVersion); len(asked) != 0 {
+				t.Errorf("LangBot was asked %v", asked)
+			}
+			s.undisturbed(t)
+		})
+	}
 }
