@@ -30,6 +30,7 @@ var Floors = []Floor{
 	}},
 	{"words", []Room{
 		{"internal/ident", true, "identifiers and the rules for names"},
+		{"internal/jsonscan", true, "checks JSON and finds its parts, building nothing"},
 		{"internal/need", false, "what a test needs from the machine"},
 	}},
 	{"shapes", []Room{

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 
 	"github.com/stockade-run/stockade/internal/errdefs"
+	"github.com/stockade-run/stockade/internal/jsonscan"
 	"github.com/stockade-run/stockade/internal/pluginwire"
 	"github.com/stockade-run/stockade/internal/rpc"
 )
@@ -160,7 +161,7 @@ func build(fields ...pluginwire.Member) json.RawMessage {
 		if i > 0 {
 			b = append(b, ',')
 		}
-		b = append(pluginwire.AppendString(b, f.Name), ':')
+		b = append(jsonscan.AppendString(b, f.Name), ':')
 		b = append(b, f.Value...)
 	}
 	return append(b, '}')
@@ -192,7 +193,7 @@ func encode(v any) json.RawMessage {
 }
 
 // quote returns a string as JSON.
-func quote(s string) json.RawMessage { return pluginwire.AppendString(nil, s) }
+func quote(s string) json.RawMessage { return jsonscan.AppendString(nil, s) }
 
 // scope returns the fields by which payloads say whose they are, from the trusted
 // context. A value of the object that says something else is refused: nothing a

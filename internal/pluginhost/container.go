@@ -6,6 +6,7 @@ import (
 	"strconv"
 
 	"github.com/stockade-run/stockade/internal/errdefs"
+	"github.com/stockade-run/stockade/internal/jsonscan"
 	"github.com/stockade-run/stockade/internal/pluginwire"
 )
 
@@ -78,7 +79,7 @@ func given(v json.RawMessage, def string) json.RawMessage {
 
 type object = map[string]json.RawMessage
 
-func quoted(s string) json.RawMessage { return pluginwire.AppendString(nil, s) }
+func quoted(s string) json.RawMessage { return jsonscan.AppendString(nil, s) }
 
 func member(name string, v json.RawMessage) pluginwire.Member {
 	return pluginwire.Member{Name: name, Value: v}

@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"math"
 	"strings"
+
+	"github.com/stockade-run/stockade/internal/jsonscan"
 )
 
 // Profile is how plugins are kept apart.
@@ -143,7 +145,7 @@ func DecodeRuntimeConfig(raw []byte) (RuntimeConfig, error) {
 		}
 	}
 	if s.has("runtime_profile") || s.fields["runtime_profile"] != nil {
-		text, _ := unquote(s.fields["runtime_profile"])
+		text, _ := jsonscan.Unquote(s.fields["runtime_profile"])
 		if c.Profile = Profile(text); c.Profile != ProfileOSS && c.Profile != ProfileShared {
 			s.bad("runtime_profile", "it must be oss_dev or shared")
 		}

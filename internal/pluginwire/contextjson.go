@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"strconv"
 	"strings"
+
+	"github.com/stockade-run/stockade/internal/jsonscan"
 )
 
 // DecodeContext reads the context of an envelope. Nothing and null are the zero
@@ -73,20 +75,20 @@ func (c Context) Append(dst []byte) []byte {
 		return append(dst, "null"...)
 	}
 	dst = append(dst, `{"instance_uuid":`...)
-	dst = AppendString(dst, c.InstanceUUID)
+	dst = jsonscan.AppendString(dst, c.InstanceUUID)
 	dst = append(dst, `,"workspace_uuid":`...)
-	dst = AppendString(dst, c.WorkspaceUUID)
+	dst = jsonscan.AppendString(dst, c.WorkspaceUUID)
 	dst = append(dst, `,"placement_generation":`...)
 	dst = strconv.AppendInt(dst, c.PlacementGeneration, 10)
 	if c.InstallationUUID != "" {
 		dst = append(dst, `,"installation_uuid":`...)
-		dst = AppendString(dst, c.InstallationUUID)
+		dst = jsonscan.AppendString(dst, c.InstallationUUID)
 	}
 	if c.IsBinding() {
 		dst = append(dst, `,"runtime_revision":`...)
 		dst = strconv.AppendInt(dst, c.RuntimeRevision, 10)
 		dst = append(dst, `,"artifact_digest":`...)
-		dst = AppendString(dst, c.ArtifactDigest)
+		dst = jsonscan.AppendString(dst, c.ArtifactDigest)
 	}
 	return append(dst, '}')
 }
@@ -101,7 +103,7 @@ func (c *Context) UnmarshalJSON(raw []byte) (err error) {
 }
 
 func trimJSON(raw json.RawMessage) []byte {
-	s := scanner{b: raw}
-	s.space()
-	return raw[s.i:]
+	s := jsonscan.Scanner{B: raw}
+	s.Space()
+	return raw[s.I:]
 }

@@ -2,6 +2,8 @@ package pluginwire
 
 import (
 	"encoding/json"
+
+	"github.com/stockade-run/stockade/internal/jsonscan"
 )
 
 // Mode is how an installation is run.
@@ -98,17 +100,17 @@ func DecodeReconcile(raw []byte) ([]DesiredState, error) {
 		return nil, err
 	}
 	var entries []json.RawMessage
-	for a := (scanner{b: list, i: 1}); ; a.i++ {
-		a.space()
-		if list[a.i] == ']' {
+	for a := (jsonscan.Scanner{B: list, I: 1, Python: true}); ; a.I++ {
+		a.Space()
+		if list[a.I] == ']' {
 			break
 		}
-		from := a.i
-		if !a.value() {
-			return nil, a.failure()
+		from := a.I
+		if !a.Value() {
+			return nil, a.Err()
 		}
-		entries = append(entries, json.RawMessage(list[from:a.i]))
-		if a.space(); list[a.i] == ']' {
+		entries = append(entries, json.RawMessage(list[from:a.I]))
+		if a.Space(); list[a.I] == ']' {
 			break
 		}
 	}
@@ -148,7 +150,7 @@ func (s *strict) mode() Mode {
 	if !there {
 		return ModeDedicated
 	}
-	text, _ := unquote(raw)
+	text, _ := jsonscan.Unquote(raw)
 	m := Mode(text)
 	if m != ModeDedicated && m != ModeShared {
 		s.bad("execution_mode", "it must be %s or %s", ModeDedicated, ModeShared)

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/stockade-run/stockade/internal/errdefs"
+	"github.com/stockade-run/stockade/internal/jsonscan"
 )
 
 // untrusted reports whether a payload's key claims a scope or an identity that only
@@ -60,13 +61,13 @@ func Edit(data json.RawMessage, drop func(name []byte) bool, set ...Member) (jso
 		out = append(out, data[from:to]...)
 		from = -1
 	}
-	o := open(data, 0)
+	o := jsonscan.Open(data, 0, true)
 	for {
-		quoted, _, at, ok := o.next()
+		quoted, _, at, ok := o.Next()
 		if !ok {
 			break
 		}
-		name := plainName(quoted)
+		name := jsonscan.Name(quoted)
 		gone := drop != nil && drop(name)
 		for i := range set {
 			gone = gone || string(name) == set[i].Name
@@ -80,10 +81,10 @@ func Edit(data json.RawMessage, drop func(name []byte) bool, set ...Member) (jso
 		if from < 0 {
 			from = at
 		}
-		to = o.i
+		to = o.I
 	}
-	if o.err != nil {
-		return nil, o.err
+	if o.Err() != nil {
+		return nil, o.Err()
 	}
 	if !changed {
 		return data, nil
@@ -96,7 +97,7 @@ func Edit(data json.RawMessage, drop func(name []byte) bool, set ...Member) (jso
 		if len(out) > 1 {
 			out = append(out, ',')
 		}
-		out = append(AppendString(out, m.Name), ':')
+		out = append(jsonscan.AppendString(out, m.Name), ':')
 		out = append(out, m.Value...)
 	}
 	return append(out, '}'), nil
@@ -107,20 +108,20 @@ func Edit(data json.RawMessage, drop func(name []byte) bool, set ...Member) (jso
 // with more. Errors: not an object.
 func ForHost(data json.RawMessage, identity string, more ...Member) (json.RawMessage, error) {
 	set := append(make([]Member, 0, 4), more...)
-	set = append(set, Member{"caller_plugin_identity", AppendString(nil, identity)})
+	set = append(set, Member{"caller_plugin_identity", jsonscan.AppendString(nil, identity)})
 	return Edit(data, untrusted, set...)
 }
 
 // Members calls do with the name and the value of every member of a JSON object, in
 // their order; both are parts of data where they can be. Errors: not an object.
 func Members(data json.RawMessage, do func(name []byte, value json.RawMessage)) error {
-	o := open(data, 0)
+	o := jsonscan.Open(data, 0, true)
 	for {
-		quoted, value, _, ok := o.next()
+		quoted, value, _, ok := o.Next()
 		if !ok {
-			return o.err
+			return o.Err()
 		}
-		do(plainName(quoted), value)
+		do(jsonscan.Name(quoted), value)
 	}
 }
 
@@ -141,7 +142,7 @@ func Field(data json.RawMessage, name string) json.RawMessage {
 // StringField returns a member that is a string; false if it is not there or is
 // something else.
 func StringField(data json.RawMessage, name string) (string, bool) {
-	return unquote(Field(data, name))
+	return jsonscan.Unquote(Field(data, name))
 }
 
 // PayloadTimeout is the time that a payload's timeout field asks for, in seconds, at

@@ -10,9 +10,6 @@ const (
 	MaxMessage = 16 << 20
 	// MaxFragments is how many lines or WebSocket frames one message may take.
 	MaxFragments = 4096
-	// MaxDepth is how deep arrays and objects of a message may nest. It is ours: a
-	// Python peer's decoder fails near 1000 and takes its connection with it.
-	MaxDepth = 512
 	// StdioInline is the largest message that is sent as one plain line.
 	StdioInline = 16 << 10
 	// StdioLine is the limit of a Python peer for one line, newline excluded: a

@@ -8,6 +8,9 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/stockade-run/stockade/internal/errdefs"
+	"github.com/stockade-run/stockade/internal/jsonscan"
 )
 
 // Kind says what a message is.
@@ -68,22 +71,26 @@ type OutRequest struct {
 
 var minusOne = json.RawMessage("-1")
 
+// ErrTooLarge: a message has more bytes than MaxMessage.
+var ErrTooLarge error = errdefs.New(errdefs.Exhausted, "the message is larger than %d bytes", MaxMessage)
+
 // Decode reads one message into m. The whole of it is checked to be JSON as Python
 // has it, so that its raw parts may be sent on. Of two members with one name the last
-// counts. An error means that the bytes are to be ignored, and m is KindNone.
+// counts. An error, ErrTooLarge or one of jsonscan, means that the bytes are to be
+// ignored, and m is KindNone.
 func (m *Message) Decode(b []byte) error {
 	*m = Message{}
 	if len(b) > MaxMessage {
 		return ErrTooLarge
 	}
 	var seq, action, data, context, flow, code, message, chunk, index []byte
-	o := open(b, 0)
+	o := jsonscan.Open(b, 0, true)
 	for {
-		quoted, value, _, ok := o.next()
+		quoted, value, _, ok := o.Next()
 		if !ok {
 			break
 		}
-		switch string(plainName(quoted)) {
+		switch string(jsonscan.Name(quoted)) {
 		case "seq_id":
 			seq = value
 		case "action":
@@ -104,8 +111,8 @@ func (m *Message) Decode(b []byte) error {
 			index = value
 		}
 	}
-	if o.err != nil {
-		return o.err
+	if o.Err() != nil {
+		return o.Err()
 	}
 	switch {
 	case code != nil:
@@ -165,7 +172,7 @@ func (r *Response) decode(seq, code, message, data, chunk, index []byte) {
 	if !ok {
 		return
 	}
-	text, ok := unquote(message)
+	text, ok := jsonscan.Unquote(message)
 	if !ok {
 		return
 	}
@@ -203,7 +210,7 @@ func nameOf(raw []byte) (string, bool) {
 	if len(raw) > 6*MaxID {
 		return "", false
 	}
-	return unquote(raw)
+	return jsonscan.Unquote(raw)
 }
 
 func isNull(raw []byte) bool { return len(raw) == 0 || raw[0] == 'n' }
@@ -246,7 +253,7 @@ func laxInt(raw []byte) (int64, bool) {
 	case 'f':
 		return 0, true
 	case '"':
-		s, _ := unquote(raw)
+		s, _ := jsonscan.Unquote(raw)
 		s = strings.TrimPrefix(strings.TrimSpace(s), "+")
 		if whole, fraction, cut := strings.Cut(s, "."); cut && fraction != "" && strings.Trim(fraction, "0") == "" {
 			s = whole
@@ -287,7 +294,7 @@ func AppendRequest(dst []byte, r *OutRequest) []byte {
 	dst = append(dst, `{"seq_id":`...)
 	dst = strconv.AppendInt(dst, r.Seq, 10)
 	dst = append(dst, `,"action":`...)
-	dst = AppendString(dst, r.Action)
+	dst = jsonscan.AppendString(dst, r.Action)
 	dst = appendData(dst, r.Data)
 	if !r.Context.IsZero() {
 		dst = append(dst, `,"context":`...)
@@ -317,7 +324,7 @@ func AppendResponse(dst []byte, r *Response) []byte {
 	if r.Message == "" && r.Code == 0 {
 		dst = append(dst, `"success"`...)
 	} else {
-		dst = AppendString(dst, r.Message)
+		dst = jsonscan.AppendString(dst, r.Message)
 	}
 	dst = appendData(dst, r.Data)
 	if r.Chunk == ChunkEnd {

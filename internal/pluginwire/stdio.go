@@ -7,6 +7,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/stockade-run/stockade/internal/errdefs"
+	"github.com/stockade-run/stockade/internal/jsonscan"
 )
 
 // What can be wrong on a stdio connection. Each ends it.
@@ -138,6 +139,11 @@ func appendEscaped(dst, b []byte) []byte {
 	}
 }
 
+const (
+	ones  = 0x0101010101010101
+	highs = 0x8080808080808080
+)
+
 // toEscape has a high bit set where a byte of x is a control character, a quote or a
 // backslash. It may claim too much above such a byte, never too little.
 func toEscape(x uint64) uint64 {
@@ -257,13 +263,13 @@ const (
 // -1.
 func control(line []byte) (typ lineType, total int64, data []byte, offset int64, ok bool) {
 	total, offset = -1, -1
-	o := open(line, 0)
+	o := jsonscan.Open(line, 0, true)
 	for {
-		quoted, value, _, more := o.next()
+		quoted, value, _, more := o.Next()
 		if !more {
 			break
 		}
-		switch string(plainName(quoted)) {
+		switch string(jsonscan.Name(quoted)) {
 		case "type":
 			switch string(value) {
 			case `"chunk_start"`:
@@ -287,7 +293,7 @@ func control(line []byte) (typ lineType, total int64, data []byte, offset int64,
 			data = value
 		}
 	}
-	return typ, total, data, offset, o.err == nil
+	return typ, total, data, offset, o.Err() == nil
 }
 
 // appendUnquoted adds the text of a checked JSON string to dst. It refuses other values
@@ -320,12 +326,12 @@ func appendUnquoted(dst, raw []byte) ([]byte, bool) {
 			dst = append(dst, '\t')
 		case 'u':
 			n = 6
-			r := hex4(b[2:])
+			r := jsonscan.Hex4(b[2:])
 			if r >= 0xD800 && r <= 0xDFFF {
 				if r >= 0xDC00 || len(b) < 12 || b[6] != '\\' || b[7] != 'u' {
 					return dst, false
 				}
-				low := hex4(b[8:])
+				low := jsonscan.Hex4(b[8:])
 				if low < 0xDC00 || low > 0xDFFF {
 					return dst, false
 				}

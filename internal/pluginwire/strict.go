@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/stockade-run/stockade/internal/errdefs"
+	"github.com/stockade-run/stockade/internal/jsonscan"
 )
 
 // strict reads one object of which every member is known, and gathers what is wrong.
@@ -23,21 +24,21 @@ const maxProblems = 16
 
 func readStrict(raw []byte, model string, names ...string) *strict {
 	s := &strict{model: model, fields: map[string][]byte{}}
-	o := open(raw, 0)
+	o := jsonscan.Open(raw, 0, true)
 	for {
-		quoted, value, _, ok := o.next()
+		quoted, value, _, ok := o.Next()
 		if !ok {
 			break
 		}
-		name := string(plainName(quoted))
+		name := string(jsonscan.Name(quoted))
 		if !slices.Contains(names, name) {
 			s.bad(clip(name), "it is not permitted here")
 			continue
 		}
 		s.fields[name] = value
 	}
-	if o.err != nil {
-		s.problems, s.broken = append(s.problems[:0], o.err.Error()), true
+	if o.Err() != nil {
+		s.problems, s.broken = append(s.problems[:0], o.Err().Error()), true
 	}
 	return s
 }
@@ -67,9 +68,9 @@ func (s *strict) id(name string, must bool) string {
 		}
 		return ""
 	}
-	text, ok := unquote(raw)
+	text, ok := jsonscan.Unquote(raw)
 	switch text = strings.TrimSpace(text); {
-	case !ok || loneSurrogate(raw):
+	case !ok || jsonscan.LoneSurrogate(raw):
 		s.bad(name, "it must be a string")
 	case text == "":
 		s.bad(name, "it must not be empty")

@@ -19,6 +19,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/stockade-run/stockade/internal/errdefs"
+	"github.com/stockade-run/stockade/internal/jsonscan"
 )
 
 var update = flag.Bool("update", false, "rewrite the transcripts in testdata")
@@ -125,7 +126,7 @@ func transcribeMessage(b []byte) string {
 func jsonValue(depth int) *rapid.Generator[string] {
 	leaves := []*rapid.Generator[string]{
 		rapid.SampledFrom([]string{"null", "true", "false", "NaN", "Infinity", "-Infinity", "0", "-0", "1.5e-9", "123456789012345678901234567890"}),
-		rapid.Custom(func(t *rapid.T) string { return string(AppendString(nil, rapid.String().Draw(t, "s"))) }),
+		rapid.Custom(func(t *rapid.T) string { return string(jsonscan.AppendString(nil, rapid.String().Draw(t, "s"))) }),
 		rapid.SampledFrom([]string{`"\ud800"`, `"\udc00x"`, `"\ud83d\ude00"`, `"\u0000\/\b"`, `"\"\\"`, `"é🐮"`}),
 	}
 	if depth == 0 {
@@ -143,7 +144,7 @@ func jsonObject(depth int) *rapid.Generator[string] {
 		var parts []string
 		for range rapid.IntRange(0, 4).Draw(t, "n") {
 			name := rapid.OneOf(rapid.SampledFrom([]string{"a", "b", "context", "artifact_digest", "timeout", "caller_plugin_identity"}), rapid.String()).Draw(t, "k")
-			parts = append(parts, string(AppendString(nil, name))+" :"+jsonValue(depth).Draw(t, "v"))
+			parts = append(parts, string(jsonscan.AppendString(nil, name))+" :"+jsonValue(depth).Draw(t, "v"))
 		}
 		return "{" + strings.Join(parts, " ,") + "}"
 	})
@@ -414,7 +415,7 @@ func FuzzMessage(f *testing.F) {
 		if err != nil && m.Kind != KindNone {
 			t.Fatal("an error and a message")
 		}
-		if lenient(b) != (err == nil || errors.Is(err, ErrNotObject)) && !errors.Is(err, ErrTooDeep) {
+		if lenient(b) != (err == nil || errors.Is(err, jsonscan.ErrNotObject)) && !errors.Is(err, jsonscan.ErrTooDeep) {
 			t.Fatalf("encoding/json disagrees: %v", err)
 		}
 		switch m.Kind {
@@ -442,8 +443,8 @@ func FuzzMessage(f *testing.F) {
 // words for numbers that are none are out of the way.
 func lenient(b []byte) bool {
 	if !utf8.Valid(b) || bytes.Contains(b, []byte("NaN")) || bytes.Contains(b, []byte("Infinity")) {
-		var s = scanner{b: b}
-		return s.value() && s.end()
+		s := jsonscan.Scanner{B: b, Python: true}
+		return s.Value() && s.End()
 	}
 	return json.Valid(b)
 }

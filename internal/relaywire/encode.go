@@ -2,7 +2,8 @@ package relaywire
 
 import (
 	"encoding/json"
-	"unicode/utf8"
+
+	"github.com/stockade-run/stockade/internal/jsonscan"
 )
 
 // Append writes the frame to dst as one JSON object. Empty fields are left out,
@@ -10,13 +11,13 @@ import (
 // Payload and Metadata must be valid JSON and are written as they are.
 func Append(dst []byte, f *Frame) []byte {
 	dst = append(dst, `{"type":`...)
-	dst = AppendString(dst, string(f.Type))
+	dst = jsonscan.AppendString(dst, string(f.Type))
 	for _, s := range [...]struct{ name, value string }{
 		{`,"daemon_id":`, f.DaemonID}, {`,"protocol":`, f.Protocol}, {`,"token":`, f.Token},
 		{`,"request_id":`, f.RequestID}, {`,"job_id":`, f.JobID},
 	} {
 		if s.value != "" {
-			dst = AppendString(append(dst, s.name...), s.value)
+			dst = jsonscan.AppendString(append(dst, s.name...), s.value)
 		}
 	}
 	for _, r := range [...]struct {
@@ -33,35 +34,10 @@ func Append(dst []byte, f *Frame) []byte {
 	return append(dst, '}')
 }
 
-// AppendString writes s as a JSON string. Bytes that are not UTF-8 become U+FFFD.
-func AppendString(dst []byte, s string) []byte {
-	const hex = "0123456789abcdef"
-	dst = append(dst, '"')
-	for i := 0; i < len(s); {
-		c := s[i]
-		switch {
-		case c == '"' || c == '\\':
-			dst = append(dst, '\\', c)
-			i++
-		case c < 0x20 || c == 0x7f:
-			dst = append(dst, '\\', 'u', '0', '0', hex[c>>4], hex[c&15])
-			i++
-		case c < utf8.RuneSelf:
-			dst = append(dst, c)
-			i++
-		default:
-			r, n := utf8.DecodeRuneInString(s[i:])
-			dst = utf8.AppendRune(dst, r)
-			i += n
-		}
-	}
-	return append(dst, '"')
-}
-
 // FailedEvent is the run.failed event that a hub or client makes itself.
 func FailedEvent(code, message string, retryable bool) json.RawMessage {
-	dst := AppendString([]byte(`{"type":"run.failed","data":{"error":`), message)
-	dst = AppendString(append(dst, `,"code":`...), code)
+	dst := jsonscan.AppendString([]byte(`{"type":"run.failed","data":{"error":`), message)
+	dst = jsonscan.AppendString(append(dst, `,"code":`...), code)
 	if retryable {
 		return append(dst, `,"retryable":true}}`...)
 	}

@@ -10,9 +10,6 @@ import (
 // frame's own words, ids and metadata.
 const EnvelopeBytes = 64 << 10
 
-// MaxDepth is how deep a message may nest arrays and objects.
-const MaxDepth = 512
-
 // MaxIDBytes bounds a job id and a request id as they come from the other side.
 // Ours have 22 and 16.
 const MaxIDBytes = 256

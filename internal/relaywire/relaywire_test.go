@@ -10,6 +10,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/stockade-run/stockade/internal/errdefs"
+	"github.com/stockade-run/stockade/internal/jsonscan"
 )
 
 func TestDecodeFrames(t *testing.T) {
@@ -53,21 +54,21 @@ func TestDecodeRefusals(t *testing.T) {
 		in   string
 		want error
 	}{
-		{``, ErrSyntax}, {` `, ErrSyntax}, {`{`, ErrSyntax}, {`}`, ErrSyntax}, {`{"type":"x"`, ErrSyntax},
-		{`{"type":"x"}}`, ErrSyntax}, {`{"type":"x"} {}`, ErrSyntax}, {`{"type":"x",}`, ErrSyntax}, {`{,}`, ErrSyntax},
-		{`{"type" "x"}`, ErrSyntax}, {`{type:"x"}`, ErrSyntax}, {`{'type':'x'}`, ErrSyntax}, {`{"type":"x","a":NaN}`, ErrSyntax},
-		{`{"type":"x","a":Infinity}`, ErrSyntax}, {`{"type":"x","a":-Infinity}`, ErrSyntax}, {`{"type":"x","a":01}`, ErrSyntax},
-		{`{"type":"x","a":1.}`, ErrSyntax}, {`{"type":"x","a":.5}`, ErrSyntax}, {`{"type":"x","a":1e}`, ErrSyntax},
-		{`{"type":"x","a":+1}`, ErrSyntax}, {`{"type":"x","a":-}`, ErrSyntax}, {`{"type":"x","a":tru}`, ErrSyntax},
-		{`{"type":"x","a":[1,]}`, ErrSyntax}, {`{"type":"x","a":[1 2]}`, ErrSyntax}, {`{"type":"x","a":[}`, ErrSyntax},
-		{`{"type":"x","a":{"b"}}`, ErrSyntax}, {`{"type":"x","a":{1:2}}`, ErrSyntax}, {`{"type":"x","a":"` + "\x01" + `"}`, ErrSyntax},
-		{`{"type":"x","a":"\x"}`, ErrSyntax}, {`{"type":"x","a":"\u12g4"}`, ErrSyntax}, {`{"type":"x","a":"\u12`, ErrSyntax},
-		{`{"type":"x","a":"\`, ErrSyntax}, {"{\"type\":\"x\",\"a\":\"\xff\"}", ErrSyntax}, {"{\"type\":\"x\",\"a\":\"\xed\xa0\x80\"}", ErrSyntax},
-		{"\ufeff{\"type\":\"x\"}", ErrSyntax}, {`{"type":"x"}` + "\x00", ErrSyntax}, {`nul`, ErrSyntax},
+		{``, jsonscan.ErrSyntax}, {` `, jsonscan.ErrSyntax}, {`{`, jsonscan.ErrSyntax}, {`}`, jsonscan.ErrSyntax}, {`{"type":"x"`, jsonscan.ErrSyntax},
+		{`{"type":"x"}}`, jsonscan.ErrSyntax}, {`{"type":"x"} {}`, jsonscan.ErrSyntax}, {`{"type":"x",}`, jsonscan.ErrSyntax}, {`{,}`, jsonscan.ErrSyntax},
+		{`{"type" "x"}`, jsonscan.ErrSyntax}, {`{type:"x"}`, jsonscan.ErrSyntax}, {`{'type':'x'}`, jsonscan.ErrSyntax}, {`{"type":"x","a":NaN}`, jsonscan.ErrSyntax},
+		{`{"type":"x","a":Infinity}`, jsonscan.ErrSyntax}, {`{"type":"x","a":-Infinity}`, jsonscan.ErrSyntax}, {`{"type":"x","a":01}`, jsonscan.ErrSyntax},
+		{`{"type":"x","a":1.}`, jsonscan.ErrSyntax}, {`{"type":"x","a":.5}`, jsonscan.ErrSyntax}, {`{"type":"x","a":1e}`, jsonscan.ErrSyntax},
+		{`{"type":"x","a":+1}`, jsonscan.ErrSyntax}, {`{"type":"x","a":-}`, jsonscan.ErrSyntax}, {`{"type":"x","a":tru}`, jsonscan.ErrSyntax},
+		{`{"type":"x","a":[1,]}`, jsonscan.ErrSyntax}, {`{"type":"x","a":[1 2]}`, jsonscan.ErrSyntax}, {`{"type":"x","a":[}`, jsonscan.ErrSyntax},
+		{`{"type":"x","a":{"b"}}`, jsonscan.ErrSyntax}, {`{"type":"x","a":{1:2}}`, jsonscan.ErrSyntax}, {`{"type":"x","a":"` + "\x01" + `"}`, jsonscan.ErrSyntax},
+		{`{"type":"x","a":"\x"}`, jsonscan.ErrSyntax}, {`{"type":"x","a":"\u12g4"}`, jsonscan.ErrSyntax}, {`{"type":"x","a":"\u12`, jsonscan.ErrSyntax},
+		{`{"type":"x","a":"\`, jsonscan.ErrSyntax}, {"{\"type\":\"x\",\"a\":\"\xff\"}", jsonscan.ErrSyntax}, {"{\"type\":\"x\",\"a\":\"\xed\xa0\x80\"}", jsonscan.ErrSyntax},
+		{"\ufeff{\"type\":\"x\"}", jsonscan.ErrSyntax}, {`{"type":"x"}` + "\x00", jsonscan.ErrSyntax}, {`nul`, jsonscan.ErrSyntax},
 		{`null`, ErrNotFrame}, {`[]`, ErrNotFrame}, {`[{"type":"x"}]`, ErrNotFrame}, {`"type"`, ErrNotFrame}, {`1`, ErrNotFrame},
 		{`{}`, ErrNotFrame}, {`{"type":1}`, ErrNotFrame}, {`{"type":null}`, ErrNotFrame}, {`{"type":""}`, ErrNotFrame},
 		{`{"type":"x","type":2}`, ErrNotFrame}, {`{"Type":"x"}`, ErrNotFrame},
-		{deep(MaxDepth), ErrTooDeep}, {strings.Repeat("[", 1<<20), ErrTooDeep}, {strings.Repeat(`{"a":`, 1<<20), ErrTooDeep},
+		{deep(jsonscan.MaxDepth), jsonscan.ErrTooDeep}, {strings.Repeat("[", 1<<20), jsonscan.ErrTooDeep}, {strings.Repeat(`{"a":`, 1<<20), jsonscan.ErrTooDeep},
 	} {
 		f, err := Decode([]byte(c.in), 0)
 		if !errors.Is(err, c.want) || err != c.want {
@@ -77,8 +78,8 @@ func TestDecodeRefusals(t *testing.T) {
 			t.Errorf("%.80q: a refused message left %+v", c.in, f)
 		}
 	}
-	if _, err := Decode([]byte(deep(MaxDepth-1)), 0); err != nil {
-		t.Errorf("%d levels: %v", MaxDepth, err)
+	if _, err := Decode([]byte(deep(jsonscan.MaxDepth-1)), 0); err != nil {
+		t.Errorf("%d levels: %v", jsonscan.MaxDepth, err)
 	}
 	in := []byte(`{"type":"x"}`)
 	if _, err := Decode(in, int64(len(in))-1); err != ErrTooLarge {
@@ -205,7 +206,7 @@ func FuzzDecode(f *testing.F) {
 			t.Fatalf("Peek found the job id %q", cut.JobID)
 		}
 		valid := json.Valid(data) && utf8.Valid(data)
-		if err == ErrTooDeep {
+		if err == jsonscan.ErrTooDeep {
 			return
 		}
 		if (err == nil || err == ErrNotFrame) != valid {

@@ -3,6 +3,8 @@ package relaywire
 import (
 	"encoding/json"
 	"strconv"
+
+	"github.com/stockade-run/stockade/internal/jsonscan"
 )
 
 // The error codes of JSON-RPC that the relay uses itself.
@@ -59,6 +61,6 @@ func appendRPCError(dst []byte, id json.RawMessage, code int, message string) js
 		dst = append(dst, "null"...)
 	}
 	dst = strconv.AppendInt(append(dst, `,"error":{"code":`...), int64(code), 10)
-	dst = AppendString(append(dst, `,"message":`...), message)
+	dst = jsonscan.AppendString(append(dst, `,"message":`...), message)
 	return append(dst, "}}"...)
 }

@@ -12,7 +12,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/stockade-run/stockade/internal/pluginwire"
+	"github.com/stockade-run/stockade/internal/jsonscan"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -111,7 +111,7 @@ func ok(seq, data string) string {
 }
 
 func bad(seq, text string) string {
-	return `{"seq_id":` + seq + `,"code":1,"message":` + string(pluginwire.AppendString(nil, text)) + `,"data":{},"chunk_status":"continue"}`
+	return `{"seq_id":` + seq + `,"code":1,"message":` + string(jsonscan.AppendString(nil, text)) + `,"data":{},"chunk_status":"continue"}`
 }
 
 func end(seq string) string {
