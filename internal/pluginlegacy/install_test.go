@@ -243,6 +243,7 @@ func TestWhenItBegins(t *testing.T) {
 		t.Error(err)
 	}
 	until(t, "the third", func() bool { return len(r.starts()) == 3 })
+	there := r.starts()[1].Name
 	o.Close()
 	isCode(t, o.Restart(t.Context(), scope, "a", "one", new(progress).tell), errdefs.Unavailable, "shutting down")
 
@@ -250,7 +251,7 @@ func TestWhenItBegins(t *testing.T) {
 	c := config(dir, r)
 	c.DebugOnly = true
 	o = begin(t, c, runtimeConfig(2))
-	if err := o.Restart(t.Context(), scope, "a", "two", new(progress).tell); err != nil || len(r.starts()) != 1 {
+	if err := o.Restart(t.Context(), scope, "a", there, new(progress).tell); err != nil || len(r.starts()) != 1 {
 		t.Errorf("%v, %v", err, r.starts())
 	}
 }
