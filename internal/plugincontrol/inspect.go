@@ -45,11 +45,7 @@ func getPluginInfo(_ context.Context, s *session, in *rpc.Inbound) (any, error) 
 const maxLogLines = 1000
 
 func getPluginLogs(_ context.Context, s *session, in *rpc.Inbound) (any, error) {
-	o, err := payload(in)
-	if err != nil {
-		return nil, err
-	}
-	author, name, err := o.identity()
+	o, author, name, err := about(in)
 	if err != nil {
 		return nil, err
 	}

@@ -62,16 +62,12 @@ func schema(comp pluginhost.Component, key string) json.RawMessage {
 // there is none.
 func settingsSchema(key string) handler {
 	return func(_ context.Context, s *session, in *rpc.Inbound) (any, error) {
-		o, err := payload(in)
-		if err != nil {
-			return nil, err
-		}
-		author, name, err := o.identity()
+		_, p, err := s.plugin(in)
 		if err != nil {
 			return nil, err
 		}
 		found := list
-		if p, ok := s.control.find(in.Context, author, name); ok {
+		if p != nil {
 			for _, comp := range p.Container().Components {
 				if comp.Kind == KindKnowledgeEngine {
 					found = schema(comp, key)
@@ -85,11 +81,7 @@ func settingsSchema(key string) handler {
 
 // engine returns the data of a request and the plugin it names.
 func (s *session) engine(in *rpc.Inbound) (object, Plugin, error) {
-	o, err := payload(in)
-	if err != nil {
-		return object{}, nil, err
-	}
-	author, name, err := o.identity()
+	o, author, name, err := about(in)
 	if err != nil {
 		return object{}, nil, err
 	}

@@ -67,11 +67,7 @@ func installPlugin(ctx context.Context, s *session, in *rpc.Inbound) (any, error
 // lifecycle runs one of the other three, and says at the end that it is done.
 func lifecycle(do func(Legacy, context.Context, pluginwire.Context, string, string, func(Progress) error) error, done string) handler {
 	return func(ctx context.Context, s *session, in *rpc.Inbound) (any, error) {
-		o, err := payload(in)
-		if err != nil {
-			return nil, err
-		}
-		author, name, err := o.identity()
+		_, author, name, err := about(in)
 		if err != nil {
 			return nil, err
 		}

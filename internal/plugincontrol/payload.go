@@ -120,15 +120,6 @@ func (o object) without(keys ...string) (object, error) {
 	return object{raw}, err
 }
 
-// identity returns the two fields that name a plugin.
-func (o object) identity() (author, name string, err error) {
-	if author, err = o.text("plugin_author"); err != nil {
-		return "", "", err
-	}
-	name, err = o.text("plugin_name")
-	return author, name, err
-}
-
 // include returns include_plugins as a filter; missing or null admits every plugin.
 func (o object) include() (filter, error) {
 	if !o.has("include_plugins") {

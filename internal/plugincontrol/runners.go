@@ -36,36 +36,6 @@ const (
 	agentRunnerKind = "AgentRunner"
 )
 
-// listRunners lists the runners of all plugins that can be called. A runner whose
-// manifest LangBot would not take is left out.
-func listRunners(kind string) handler {
-	return func(_ context.Context, s *session, in *rpc.Inbound) (any, error) {
-		o, err := payload(in)
-		if err != nil {
-			return nil, err
-		}
-		f, err := o.include()
-		if err != nil {
-			return nil, err
-		}
-		var runners []json.RawMessage
-		for _, p := range s.control.ready(in.Context, f) {
-			for _, comp := range p.Container().Components {
-				if comp.Kind != kind {
-					continue
-				}
-				entry, err := describeRunner(p, comp)
-				if err != nil {
-					s.control.log.Warn("a runner is left out", "plugin", id(p), "runner", comp.Name, "err", err)
-					continue
-				}
-				runners = append(runners, entry)
-			}
-		}
-		return build(field("runners", array(runners))), nil
-	}
-}
-
 // Words a runner's manifest may use, from the published SDK 0.7: LangBot refuses
 // the whole list for one that it does not know.
 var (
@@ -79,7 +49,8 @@ var (
 	}
 )
 
-// describeRunner builds LangBot's description of a runner from its manifest.
+// describeRunner builds LangBot's description of a runner from its manifest, and
+// refuses a manifest that LangBot would not take.
 func describeRunner(p Plugin, comp pluginhost.Component) (json.RawMessage, error) {
 	meta := object{comp.Metadata}
 	spec, err := readObject(comp.Spec, "spec")
@@ -216,11 +187,7 @@ type run struct {
 // keeps results with the run.
 func runRunner(kind, action string) handler {
 	return func(ctx context.Context, s *session, in *rpc.Inbound) (any, error) {
-		o, err := payload(in)
-		if err != nil {
-			return nil, err
-		}
-		author, name, err := o.identity()
+		o, author, name, err := about(in)
 		if err != nil {
 			return nil, err
 		}

@@ -24,16 +24,16 @@ func (c *Control) handlers() map[string]handler {
 		pluginwire.ActionGetPluginReadme:     getPluginReadme,
 		pluginwire.ActionGetPluginAssetsFile: getPluginAssetsFile,
 
-		pluginwire.ActionListTools:      listComponents(KindTool, "tools"),
-		pluginwire.ActionListCommands:   listComponents(KindCommand, "commands"),
+		pluginwire.ActionListTools:      listComponents(KindTool, "tools", manifestOf),
+		pluginwire.ActionListCommands:   listComponents(KindCommand, "commands", manifestOf),
 		pluginwire.ActionCallTool:       callTool,
 		pluginwire.ActionExecuteCommand: executeCommand,
 		pluginwire.ActionEmitEvent:      emitEvent,
 		pluginwire.ActionPageAPI:        pageAPI,
 
-		pluginwire.ActionListRunners:      listRunners(runnerKind),
+		pluginwire.ActionListRunners:      listComponents(runnerKind, "runners", describeRunner),
 		pluginwire.ActionRunRunner:        runRunner(runnerKind, pluginwire.ActionRunRunner),
-		pluginwire.ActionListAgentRunners: listRunners(agentRunnerKind),
+		pluginwire.ActionListAgentRunners: listComponents(agentRunnerKind, "runners", describeRunner),
 		pluginwire.ActionRunAgent:         runRunner(agentRunnerKind, pluginwire.ActionRunAgent),
 
 		pluginwire.ActionListKnowledgeEngines:    listKnowledgeEngines,

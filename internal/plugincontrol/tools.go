@@ -4,12 +4,14 @@ import (
 	"context"
 	"encoding/json"
 
+	"github.com/stockade-run/stockade/internal/pluginhost"
 	"github.com/stockade-run/stockade/internal/pluginwire"
 	"github.com/stockade-run/stockade/internal/rpc"
 )
 
-// listComponents answers with the manifests of all components of a kind.
-func listComponents(kind, name string) handler {
+// listComponents answers with what describe says of all components of a kind that can
+// be called. One that it refuses is left out.
+func listComponents(kind, name string, describe func(Plugin, pluginhost.Component) (json.RawMessage, error)) handler {
 	return func(_ context.Context, s *session, in *rpc.Inbound) (any, error) {
 		o, err := payload(in)
 		if err != nil {
@@ -22,13 +24,24 @@ func listComponents(kind, name string) handler {
 		var out []json.RawMessage
 		for _, p := range s.control.ready(in.Context, f) {
 			for _, comp := range p.Container().Components {
-				if comp.Kind == kind {
-					out = append(out, comp.Manifest)
+				if comp.Kind != kind {
+					continue
 				}
+				entry, err := describe(p, comp)
+				if err != nil {
+					s.control.log.Warn("a component is left out", "plugin", id(p), "kind", kind, "component", comp.Name, "err", err)
+					continue
+				}
+				out = append(out, entry)
 			}
 		}
 		return build(field(name, array(out))), nil
 	}
+}
+
+// manifestOf describes a component by its manifest as it is.
+func manifestOf(_ Plugin, comp pluginhost.Component) (json.RawMessage, error) {
+	return comp.Manifest, nil
 }
 
 // owner returns the first ready plugin that has a component of the name.
