@@ -223,6 +223,36 @@ func TestDebugPlugin(t *testing.T) {
 	})
 }
 
+// A connection of the debug port that registers nothing is closed in time; one that
+// did stays.
+func TestDebugConnectionThatSaysNothing(t *testing.T) {
+	inBubble(t, pluginwire.ProfileOSS, policy(), func(r *rig) {
+		key, _, err := r.m.IssueDebugToken(workspace, time.Now())
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		adm, err := r.m.CheckAdmission(key, "")
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		silent, good := r.author(adm, "silent"), r.author(adm, "toy")
+		if err := good.debug(key); err != nil {
+			r.t.Fatal(err)
+		}
+		before := time.Now()
+		<-silent.served
+		if took := time.Since(before); took != RegisterWithin {
+			r.t.Errorf("closed after %s", took)
+		}
+		time.Sleep(RegisterWithin)
+		if _, err := good.ask(pluginwire.ActionGetBots, struct{}{}, pluginwire.Context{}); err != nil {
+			r.t.Errorf("the registered one: %v", err)
+		}
+		good.conn.Close(nil)
+		<-good.served
+	})
+}
+
 // A newer generation fences the key of the older one.
 func TestDebugKeyIsFenced(t *testing.T) {
 	inBubble(t, pluginwire.ProfileOSS, policy(), func(r *rig) {
