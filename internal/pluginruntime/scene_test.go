@@ -42,7 +42,7 @@ func remake(t *testing.T, pack []byte, name string, change func(string) string) 
 			after := change(string(b))
 			changed, b = after != string(b), []byte(after)
 		}
-		w, err := zw.CreateHeader(&zip.FileHeader{Name: f.Name, Method: zip.Store})
+		w, err := zw.Create(f.Name)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -3,6 +3,7 @@ package pluginruntime
 import (
 	"bufio"
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -15,6 +16,7 @@ import (
 	"time"
 
 	"github.com/coder/websocket"
+	"golang.org/x/sys/unix"
 
 	"github.com/stockade-run/stockade/internal/lbhost"
 	"github.com/stockade-run/stockade/internal/need"
@@ -35,7 +37,7 @@ import (
 //	capabilities, second registrations    TestTroubleWithWorkers; TestCapabilities, TestSecondRegistration of pluginhost
 //	LangBot comes and goes                TestSupersession, TestReconnectInTheMiddleOfEverything, TestReconnectMidway
 //	package index                         TestLyingIndex; TestIndexTrouble, TestFailures of deptree
-//	full disk                             TestFullDisk of artifact and of deptree, TestDiskFull of transfer
+//	full disk                             TestFullDisk, here, of artifact, of deptree and of pluginlegacy; TestDiskFull of transfer
 //	clock                                 TestClockJumps of registration and of plugincontrol; TestTimeRunsForward of restart
 //	two runtimes                          TestTwoRuntimesOnOneDirectory
 //	a crash while something is published  TestKilledAtEveryStep of artifact and of deptree, TestSweepAfterAKill of transfer,
@@ -374,4 +376,55 @@ func TestOddNumbersAndTexts(t *testing.T) {
 			s.undisturbed(t)
 		})
 	}
+}
+
+// TestFullDisk: a disk that fills up while a package is pushed, or unpacked, costs that
+// installation its attempt and leaves nothing of it; what runs goes on, and what fits
+// is installed afterwards.
+func TestFullDisk(t *testing.T) {
+	t.Parallel()
+	need.Root(t)
+	dir := t.TempDir()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=8m"); err != nil {
+		need.That(t, false, "this test mounts a tmpfs, which is refused: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	s := newScene(t, "0.7", func(c *Config) { c.DataDir = dir })
+	free := func() uint64 {
+		var fs unix.Statfs_t
+		if err := unix.Statfs(dir, &fs); err != nil {
+			t.Fatal(err)
+		}
+		return fs.Bfree * uint64(fs.Bsize) >> 20
+	}
+	before := free()
+	for name, filler := range map[string]func() string{
+		"pushed":   func() string { return rand.Text() + "\n#" }, // which no packing makes small
+		"unpacked": func() string { return rand.Text() + strings.Repeat("x", 300) + "\n#" },
+	} {
+		pack := remake(t, plugintest.Pack(t, "kit"), "components/tools/probe.py", func(s string) string {
+			b := []byte(s + "\n#")
+			for len(b) < 15<<20 {
+				b = append(b, filler()...)
+			}
+			return string(b)
+		})
+		b := workspace("ws-1")
+		b.InstallationUUID, b.RuntimeRevision, b.ArtifactDigest = name, 1, plugintest.Digest(pack)
+		out, err := s.h.Apply(t.Context(), lbhost.Installation{Binding: b, Enabled: true, Package: pack})
+		if err == nil || !strings.Contains(err.Error(), "no space") && !strings.Contains(err.Error(), "full") {
+			t.Errorf("%s: %+v, %v", name, out, err)
+		}
+		if after := free(); after != before {
+			t.Errorf("%s: %d MiB are free, before %d", name, after, before)
+		}
+		s.undisturbed(t)
+	}
+	s.pid(t, s.victim(t, "fits"))
+	s.quiet()
+	s.nothingLeft(t)
 }
