@@ -74,13 +74,7 @@ func (g Group) Create(limits api.BoxLimits) error {
 		if h.unified {
 			make = g.createUnified
 		}
-		// A parent that nobody uses may be removed by somebody else (RemoveUnused)
-		// between two steps; it is made again.
-		err = make(h)
-		for tries := 1; tries < createTries && vanished(err); tries++ {
-			err = make(h)
-		}
-		if err != nil {
+		if err := again(h, make); err != nil {
 			return err
 		}
 	}
@@ -99,6 +93,50 @@ func (g Group) Create(limits api.BoxLimits) error {
 		}
 		if err := l.set(hs[i], g.in(hs[i]), l.value); err != nil {
 			return errdefs.Wrap(err, errdefs.Unavailable, "the %s limit of control group %s cannot be set to %d: %v", l.controller, g.path, l.value, err)
+		}
+	}
+	return nil
+}
+
+// Track makes the group only to know its processes by. It is made without the
+// controller cpu where that can be: the scheduler weighs a group like one process,
+// however many are in it, so on a busy machine they would all share the time that one
+// would have alone. A second Create gives it all controllers.
+func (g Group) Track() error {
+	hs, err := g.hierarchies()
+	if err != nil {
+		return err
+	}
+	if some := slices.DeleteFunc(slices.Clone(hs), func(h hierarchy) bool { return !h.unified && h.has(CPU) }); len(some) > 0 {
+		hs = some
+	}
+	for _, h := range hs {
+		make := g.createV1
+		if h.unified {
+			make = g.createPlain
+		}
+		if err := again(h, make); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// again makes a group in one hierarchy. A parent that nobody uses may be removed by
+// somebody else (RemoveUnused) between two steps; it is made again.
+func again(h hierarchy, make func(hierarchy) error) error {
+	err := make(h)
+	for tries := 1; tries < createTries && vanished(err); tries++ {
+		err = make(h)
+	}
+	return err
+}
+
+// createPlain makes the group in the v2 hierarchy and enables nothing.
+func (g Group) createPlain(h hierarchy) error {
+	for _, p := range g.parents() {
+		if err := mkdir(filepath.Join(h.dir, p)); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -12,7 +12,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/stockade-run/stockade/internal/api"
 	"github.com/stockade-run/stockade/internal/cgroup"
 	"github.com/stockade-run/stockade/internal/deptree"
 	"github.com/stockade-run/stockade/internal/errdefs"
@@ -68,7 +67,7 @@ func Direct(cfg DirectConfig) (Launcher, error) {
 			return nil, err
 		}
 	}
-	if err := cgroup.New(cfg.CgroupRoot, parent).Create(api.BoxLimits{}); err != nil {
+	if err := cgroup.New(cfg.CgroupRoot, parent).Track(); err != nil {
 		_ = endGroup(cfg.CgroupRoot, parent) // made in some hierarchies
 		d.log.Info("workers have no control group: a process that leaves its worker's process group outlives it", "reason", err)
 	} else {
@@ -169,7 +168,7 @@ func (d *direct) start(ctx context.Context, name string, c command) (*Process, e
 	if d.group != "" {
 		t.group = cgroup.New(d.cfg.CgroupRoot, d.group+"/"+id)
 		t.grouped = true
-		if err := t.group.Create(api.BoxLimits{}); err != nil {
+		if err := t.group.Track(); err != nil {
 			return nil, err
 		}
 	}
