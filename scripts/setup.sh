@@ -39,7 +39,7 @@ if [ -n "$tests" ]; then
 	want spin spin # checks the model of the relay's fences
 fi
 if [ -n "$tests$sdk$langbot" ]; then # the Python relay peers, plugins
-	python3 -c 'import ensurepip, venv' 2>/dev/null || need="$need python3 python3-venv"
+	python3 -c 'import ensurepip, venv, pip' 2>/dev/null || need="$need python3 python3-venv python3-pip"
 fi
 if [ -n "$agents" ]; then
 	want node nodejs
