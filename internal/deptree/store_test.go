@@ -253,7 +253,11 @@ func TestCancel(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	first, second := make(chan error, 1), make(chan error, 1)
 	go func() { _, err := s.Prepare(ctx, someArtifact, src); first <- err }()
-	<-started
+	select {
+	case <-started:
+	case err := <-first:
+		t.Fatalf("it ended before the installer ran: %v", err)
+	}
 	go func() { _, err := s.Prepare(context.Background(), someArtifact, src); second <- err }()
 	cancel()
 	if err := <-first; !errors.Is(err, context.Canceled) {
