@@ -55,6 +55,7 @@ var Floors = []Floor{
 	{"seams", []Room{
 		{"internal/store", false, "the ledger, as an interface"},
 		{"internal/durable", false, "small files that survive a power cut"},
+		{"internal/lockdir", false, "a directory that one program has at a time"},
 		{"internal/driver", false, "a way to a host program, as an interface"},
 		{"internal/cgroup", false, "one control group, v1, v2 or hybrid"},
 		{"internal/netns", false, "one network namespace; listening inside it"},

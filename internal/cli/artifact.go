@@ -10,12 +10,12 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 
 	"github.com/stockade-run/stockade/client"
 	"github.com/stockade-run/stockade/internal/artifact"
 	"github.com/stockade-run/stockade/internal/deptree"
 	"github.com/stockade-run/stockade/internal/errdefs"
+	"github.com/stockade-run/stockade/internal/pluginruntime"
 )
 
 // artifactCommand works on a data directory of the plugin runtime, not on a server.
@@ -142,11 +142,10 @@ func state(problem string) string {
 
 func (a *app) verifyArtifacts(ctx context.Context, data string, digests []string, remove bool) error {
 	if remove {
-		dir, err := runtimeDir(data)
-		if err != nil {
+		if _, err := runtimeDir(data); err != nil {
 			return err
 		}
-		unlock, err := lockRuntime(dir)
+		unlock, err := pluginruntime.Lock(data)
 		if err != nil {
 			return err
 		}
@@ -230,7 +229,7 @@ func (a *app) collectArtifacts(ctx context.Context, data string, unused time.Dur
 	if err != nil {
 		return err
 	}
-	unlock, err := lockRuntime(dir)
+	unlock, err := pluginruntime.Lock(data)
 	if err != nil {
 		return err
 	}
@@ -276,18 +275,4 @@ func set(list []string) map[string]bool {
 		m[s] = true
 	}
 	return m
-}
-
-// lockRuntime takes the lock that a running runtime holds.
-func lockRuntime(dir string) (unlock func(), err error) {
-	f, err := os.OpenFile(filepath.Join(dir, ".lock"), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
-	if err != nil {
-		return nil, errdefs.Wrap(err, errdefs.Internal, "the lock of %s cannot be opened: %v", dir, fsReason(err))
-	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		f.Close()
-		return nil, errdefs.Wrap(err, errdefs.Conflict, "a plugin runtime runs on %s; what it uses is not touched", dir).
-			WithNext("stop it first")
-	}
-	return func() { f.Close() }, nil
 }

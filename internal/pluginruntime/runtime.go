@@ -6,9 +6,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -17,6 +14,7 @@ import (
 	"github.com/stockade-run/stockade/internal/artifact"
 	"github.com/stockade-run/stockade/internal/deptree"
 	"github.com/stockade-run/stockade/internal/errdefs"
+	"github.com/stockade-run/stockade/internal/host"
 	"github.com/stockade-run/stockade/internal/oci"
 	"github.com/stockade-run/stockade/internal/plugincontrol"
 	"github.com/stockade-run/stockade/internal/pluginhost"
@@ -56,7 +54,7 @@ func Run(ctx context.Context, o Options) (err error) {
 		return err
 	}
 	defer dir.close()
-	o.Config.DataDir = dir.path
+	o.Config.DataDir = dir.Path
 	log.Info("workers run with this interpreter", "python", interp.Path, "version", interp.Version, "sdk", interp.SDK)
 	r := &runtime{Options: o, log: log, interp: interp, started: time.Now(), over: make(chan error, 1)}
 	r.life, r.end = context.WithCancelCause(context.WithoutCancel(ctx))
@@ -157,7 +155,7 @@ func (r *runtime) launcher(cfg pluginwire.RuntimeConfig) (worker.Launcher, error
 	if err != nil {
 		return nil, err
 	}
-	program, err := r.Config.hostProgram()
+	program, err := host.FindProgram(r.Config.HostProgram)
 	if err != nil {
 		return nil, err
 	}
@@ -179,25 +177,6 @@ func (r *runtime) openTrees(cfg pluginwire.RuntimeConfig, l worker.Launcher) (pl
 		return nil, err
 	}
 	return trees, nil
-}
-
-// hostProgram finds stockade-host: named, beside this program, or on the PATH.
-func (c Config) hostProgram() (string, error) {
-	if c.HostProgram != "" {
-		return filepath.Abs(c.HostProgram)
-	}
-	if self, err := os.Executable(); err == nil {
-		beside := filepath.Join(filepath.Dir(self), "stockade-host")
-		if _, err := os.Stat(beside); err == nil {
-			return beside, nil
-		}
-	}
-	path, err := exec.LookPath("stockade-host")
-	if err != nil {
-		return "", errdefs.Wrap(err, errdefs.Unavailable, "stockade-host, which the profile shared needs, is neither beside this program nor on the PATH").
-			WithNext("build it with make build, or name it with --host-program")
-	}
-	return path, nil
 }
 
 // listen opens both channels. The plugin channel comes first: LangBot is told its port.

@@ -18,6 +18,7 @@ import (
 	"github.com/stockade-run/stockade/internal/errdefs"
 	"github.com/stockade-run/stockade/internal/httpapi"
 	"github.com/stockade-run/stockade/internal/ident"
+	"github.com/stockade-run/stockade/internal/lockdir"
 	"github.com/stockade-run/stockade/internal/relay"
 	"github.com/stockade-run/stockade/internal/relaywire"
 	"github.com/stockade-run/stockade/internal/secret"
@@ -180,8 +181,8 @@ func RunRelay(ctx context.Context, o Options) (err error) {
 	if err != nil {
 		return err
 	}
-	defer state.close()
-	part, err := openRelay(o.Config, state.path, nil, log)
+	defer state.Close()
+	part, err := openRelay(o.Config, state.Path, nil, log)
 	if err != nil {
 		return err
 	}
@@ -226,10 +227,10 @@ type relayKey struct {
 
 // openRelayKeys reads the keys of the state directory, and makes those that are
 // missing before anything listens.
-func openRelayKeys(state *stateDir, workspace string) (*relayKeys, error) {
+func openRelayKeys(state *lockdir.Dir, workspace string) (*relayKeys, error) {
 	k := &relayKeys{workspace: workspace}
 	for name, to := range map[string]*relayKey{tenant.AdminKeyFile: &k.admin, tenant.DefaultKeyFile: &k.user} {
-		path := state.file(name)
+		path := state.File(name)
 		text, err := tenant.ReadKey(path)
 		if errdefs.Is(err, errdefs.NotFound) {
 			text, _ = secret.NewKey(secret.ID(ident.Key))
@@ -241,7 +242,7 @@ func openRelayKeys(state *stateDir, workspace string) (*relayKeys, error) {
 		_, to.id, to.hash, _ = secret.Parse(text)
 	}
 	if k.admin.hash == k.user.hash {
-		return nil, errdefs.New(errdefs.Invalid, "%s and %s of %s hold the same key", tenant.AdminKeyFile, tenant.DefaultKeyFile, state.path).
+		return nil, errdefs.New(errdefs.Invalid, "%s and %s of %s hold the same key", tenant.AdminKeyFile, tenant.DefaultKeyFile, state.Path).
 			WithNext("remove one; it is made anew")
 	}
 	return k, nil

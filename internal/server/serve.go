@@ -10,12 +10,13 @@ import (
 	"time"
 
 	"github.com/stockade-run/stockade/internal/httpapi"
+	"github.com/stockade-run/stockade/internal/lockdir"
 	"github.com/stockade-run/stockade/internal/secret"
 )
 
 // apiServer is the HTTP server of one Run, with or without a broker behind it.
 type apiServer struct {
-	state   *stateDir
+	state   *lockdir.Dir
 	handler *httpapi.Handler
 	options Options
 	log     *slog.Logger
@@ -27,10 +28,10 @@ type apiServer struct {
 // request is under way any more.
 func (s *apiServer) serve(ctx context.Context, l net.Listener, ready func()) (err error) {
 	url := "http://" + l.Addr().String()
-	if err := secret.WriteFile0600(s.state.file(AddressFile), []byte(url+"\n")); err != nil {
+	if err := secret.WriteFile0600(s.state.File(AddressFile), []byte(url+"\n")); err != nil {
 		s.log.Warn("the address file cannot be written; commands need --url", "err", err)
 	}
-	defer os.Remove(s.state.file(AddressFile))
+	defer os.Remove(s.state.File(AddressFile))
 	srv := &http.Server{
 		Handler: s.handler, ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeader,
 		ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug), ConnContext: wideSocket,
@@ -38,7 +39,7 @@ func (s *apiServer) serve(ctx context.Context, l net.Listener, ready func()) (er
 	served := make(chan error, 1)
 	go func() { served <- srv.Serve(l) }()
 	ready()
-	s.log.Info("serving", "url", url, "state", s.state.path, "version", s.options.Version)
+	s.log.Info("serving", "url", url, "state", s.state.Path, "version", s.options.Version)
 	if s.options.Ready != nil {
 		s.options.Ready(url)
 	}

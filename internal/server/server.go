@@ -9,8 +9,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"os"
-	"os/exec"
 	"path/filepath"
 	"sync/atomic"
 	"time"
@@ -23,6 +21,7 @@ import (
 	boxdriver "github.com/stockade-run/stockade/internal/driver/box"
 	"github.com/stockade-run/stockade/internal/errdefs"
 	"github.com/stockade-run/stockade/internal/gateway"
+	"github.com/stockade-run/stockade/internal/host"
 	"github.com/stockade-run/stockade/internal/httpapi"
 	"github.com/stockade-run/stockade/internal/metrics"
 	"github.com/stockade-run/stockade/internal/preflight"
@@ -66,9 +65,9 @@ func Run(ctx context.Context, o Options) (err error) {
 	if err != nil {
 		return err
 	}
-	defer state.close()
+	defer state.Close()
 
-	db, err := sqlite.Open(ctx, sqlite.Config{Path: state.file("ledger.db"), Version: o.Version, Logger: log})
+	db, err := sqlite.Open(ctx, sqlite.Config{Path: state.File("ledger.db"), Version: o.Version, Logger: log})
 	if err != nil {
 		return err
 	}
@@ -76,14 +75,14 @@ func Run(ctx context.Context, o Options) (err error) {
 	counters := metrics.New(o.Version)
 	ledger := counters.Ledger(db)
 	tenants := tenant.New(tenant.Config{Store: ledger, Logger: log})
-	if err := tenants.Bootstrap(ctx, state.path, time.Now()); err != nil {
+	if err := tenants.Bootstrap(ctx, state.Path, time.Now()); err != nil {
 		return err
 	}
-	signer, err := secret.OpenSigner(state.file("receipt.key"))
+	signer, err := secret.OpenSigner(state.File("receipt.key"))
 	if err != nil {
 		return err
 	}
-	local, err := localDriver(o.Config, state.path, log)
+	local, err := localDriver(o.Config, state.Path, log)
 	if err != nil {
 		return err
 	}
@@ -107,7 +106,7 @@ func Run(ctx context.Context, o Options) (err error) {
 		return err
 	}
 
-	rel, err := openRelay(o.Config, state.path, ledger, log)
+	rel, err := openRelay(o.Config, state.Path, ledger, log)
 	if err != nil {
 		return err
 	}
@@ -164,41 +163,22 @@ func ResetAdmin(ctx context.Context, dir string) (api.Key, error) {
 	if err != nil {
 		return api.Key{}, err
 	}
-	defer state.close()
-	ledger, err := sqlite.Open(ctx, sqlite.Config{Path: state.file("ledger.db")})
+	defer state.Close()
+	ledger, err := sqlite.Open(ctx, sqlite.Config{Path: state.File("ledger.db")})
 	if err != nil {
 		return api.Key{}, err
 	}
-	key, err := tenant.New(tenant.Config{Store: ledger}).ResetAdmin(ctx, state.path)
+	key, err := tenant.New(tenant.Config{Store: ledger}).ResetAdmin(ctx, state.Path)
 	return key, errors.Join(err, ledger.Close())
 }
 
 // Preflight is the configuration of the checks that "stockade doctor" makes.
 func Preflight(c config.Config) preflight.Config {
 	p := preflight.Config{Dir: c.StateDir, Runtime: c.Host.Runtime}
-	if exe, err := hostProgram(c); err == nil {
+	if exe, err := host.FindProgram(c.Host.Program); err == nil {
 		p.InitPath = exe
 	}
 	return p
-}
-
-// hostProgram finds stockade-host: named, beside this program, or on the PATH.
-func hostProgram(c config.Config) (string, error) {
-	if c.Host.Program != "" {
-		return filepath.Abs(c.Host.Program)
-	}
-	if self, err := os.Executable(); err == nil {
-		beside := filepath.Join(filepath.Dir(self), "stockade-host")
-		if _, err := os.Stat(beside); err == nil {
-			return beside, nil
-		}
-	}
-	path, err := exec.LookPath("stockade-host")
-	if err != nil {
-		return "", errdefs.Wrap(err, errdefs.Unavailable, "the host program stockade-host is neither beside this program nor on the PATH").
-			WithNext("build it with make build, or name it with --host-program")
-	}
-	return filepath.Abs(path)
 }
 
 // stoppingDriver is a driver that ends its host program with the server when
@@ -212,7 +192,7 @@ func localDriver(c config.Config, state string, log *slog.Logger) (stoppingDrive
 	if c.Host.Socket != "" {
 		return foreignHost{socket: c.Host.Socket}, nil
 	}
-	exe, err := hostProgram(c)
+	exe, err := host.FindProgram(c.Host.Program)
 	if err != nil {
 		return nil, err
 	}
