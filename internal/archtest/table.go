@@ -31,6 +31,7 @@ var Floors = []Floor{
 	{"words", []Room{
 		{"internal/ident", true, "identifiers and the rules for names"},
 		{"internal/jsonscan", true, "checks JSON and finds its parts, building nothing"},
+		{"internal/turns", false, "one caller at a time for what has a name"},
 		{"internal/need", false, "what a test needs from the machine"},
 	}},
 	{"shapes", []Room{

@@ -196,7 +196,7 @@ func (s *Service) ready(ctx context.Context, b store.Box, mine bool) (store.Box,
 	if b.State == api.BoxReady {
 		return b, nil
 	}
-	free, err := s.locks.take(ctx, b.ID)
+	free, err := s.take(ctx, b.ID)
 	if err != nil {
 		return b, err
 	}
@@ -331,7 +331,7 @@ func (s *Service) Remove(ctx context.Context, p authz.Principal, id string) erro
 }
 
 func (s *Service) remove(ctx context.Context, b store.Box) error {
-	free, err := s.locks.take(ctx, b.ID)
+	free, err := s.take(ctx, b.ID)
 	if err != nil {
 		return err
 	}
@@ -345,7 +345,7 @@ func (s *Service) remove(ctx context.Context, b store.Box) error {
 }
 
 func (s *Service) finishRemoval(ctx context.Context, b store.Box) error {
-	free, err := s.locks.take(ctx, b.ID)
+	free, err := s.take(ctx, b.ID)
 	if err != nil {
 		return err
 	}

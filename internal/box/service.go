@@ -13,6 +13,7 @@ import (
 	"github.com/stockade-run/stockade/internal/ident"
 	"github.com/stockade-run/stockade/internal/secret"
 	"github.com/stockade-run/stockade/internal/store"
+	"github.com/stockade-run/stockade/internal/turns"
 )
 
 // hostTime bounds what the service asks of a host by itself or finishes for a
@@ -23,7 +24,7 @@ const hostTime = 2 * time.Minute
 type Service struct {
 	cfg   Config
 	log   *slog.Logger
-	locks locks
+	turns turns.Turns // of boxes, by id
 
 	mu     sync.Mutex
 	cancel context.CancelFunc
@@ -36,7 +37,7 @@ func New(cfg Config) (*Service, error) {
 		return nil, err
 	}
 	cfg.Limits = cfg.Limits.withDefaults()
-	s := &Service{cfg: cfg, log: cfg.Logger, locks: locks{by: map[string]*lock{}}}
+	s := &Service{cfg: cfg, log: cfg.Logger}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
 	}
@@ -195,42 +196,13 @@ func (in inside) shape(b store.Box) api.Box {
 		CreatedAt: b.Created, UsedAt: b.Used}
 }
 
-// locks is one lock per box, for as long as somebody wants it.
-type locks struct {
-	mu sync.Mutex
-	by map[string]*lock
-}
-
-type lock struct {
-	free  chan struct{} // holds one token while nobody holds the lock
-	users int
-}
-
-// take waits for a box's lock until ctx ends; the caller gives it back once.
-func (l *locks) take(ctx context.Context, id string) (func(), error) {
-	l.mu.Lock()
-	k := l.by[id]
-	if k == nil {
-		k = &lock{free: make(chan struct{}, 1)}
-		k.free <- struct{}{}
-		l.by[id] = k
+// take waits for a box's turn until ctx ends; the caller gives it back once.
+func (s *Service) take(ctx context.Context, id string) (func(), error) {
+	free, err := s.turns.Take(ctx, id)
+	if err != nil {
+		return nil, errdefs.Wrap(err, errdefs.Unavailable, "the box %s is busy", id).WithNext("try again")
 	}
-	k.users++
-	l.mu.Unlock()
-	leave := func() {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		if k.users--; k.users == 0 {
-			delete(l.by, id)
-		}
-	}
-	select {
-	case <-k.free:
-		return func() { k.free <- struct{}{}; leave() }, nil
-	case <-ctx.Done():
-		leave()
-		return nil, errdefs.Wrap(ctx.Err(), errdefs.Unavailable, "the box %s is busy", id).WithNext("try again")
-	}
+	return free, nil
 }
 
 // cut bounds a text of a caller and makes it one harmless line.

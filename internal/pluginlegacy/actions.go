@@ -23,7 +23,7 @@ func (o *Owner) open(ctx context.Context, author, name string) (context.Context,
 	if err != nil {
 		return nil, nil, err
 	}
-	unlock, err := o.locks.lock(ctx, base(author, name))
+	unlock, err := o.locks.Take(ctx, base(author, name))
 	if err != nil {
 		leave()
 		return nil, nil, err

@@ -86,7 +86,7 @@ func (o *Owner) install(ctx context.Context, in Install, want *release, held str
 	}
 	next := Plugin{Author: m.Author, Name: m.Name, Dir: o.dir(pluginsDir, base(m.Author, m.Name))}
 	if held != filepath.Base(next.Dir) {
-		unlock, err := o.locks.lock(ctx, filepath.Base(next.Dir))
+		unlock, err := o.locks.Take(ctx, filepath.Base(next.Dir))
 		if err != nil {
 			return err
 		}

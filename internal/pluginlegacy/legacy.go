@@ -12,6 +12,7 @@ import (
 	"github.com/stockade-run/stockade/internal/deptree"
 	"github.com/stockade-run/stockade/internal/errdefs"
 	"github.com/stockade-run/stockade/internal/pluginwire"
+	"github.com/stockade-run/stockade/internal/turns"
 )
 
 // Times of the published runtime (SDK 0.6.3 and 0.7).
@@ -80,7 +81,7 @@ type Owner struct {
 	cfg    Config
 	log    *slog.Logger
 	market market
-	locks  locks
+	locks  turns.Turns // by directory name (LM-14)
 
 	life  context.Context
 	end   context.CancelCauseFunc
@@ -115,7 +116,7 @@ func New(cfg Config) (*Owner, error) {
 		log = slog.New(slog.DiscardHandler)
 	}
 	life, end := context.WithCancelCause(context.Background())
-	return &Owner{cfg: cfg, log: log, market: newMarket(), locks: locks{held: map[string]*lock{}}, life: life, end: end,
+	return &Owner{cfg: cfg, log: log, market: newMarket(), life: life, end: end,
 		ready: make(chan struct{}), running: map[string]bool{}}, nil
 }
 
@@ -200,7 +201,7 @@ func (o *Owner) begin() {
 }
 
 func (o *Owner) beginOne(p Plugin, places chan struct{}) {
-	unlock, err := o.locks.lock(o.life, filepath.Base(p.Dir))
+	unlock, err := o.locks.Take(o.life, filepath.Base(p.Dir))
 	if err != nil {
 		return
 	}
@@ -309,41 +310,5 @@ func (o *Owner) await(ctx context.Context, p Plugin) error {
 			return errdefs.New(errdefs.Unavailable, "Plugin %s/%s did not become ready within %.0fs%s", p.Author, p.Name, o.cfg.ReadyWithin.Seconds(), why).
 				WithNext("see get_plugin_logs")
 		}
-	}
-}
-
-// locks are one lock per directory name, there while somebody holds or awaits it (LM-14).
-type locks struct {
-	mu   sync.Mutex
-	held map[string]*lock
-}
-
-type lock struct {
-	turn  chan struct{}
-	users int
-}
-
-func (l *locks) lock(ctx context.Context, name string) (unlock func(), err error) {
-	l.mu.Lock()
-	k := l.held[name]
-	if k == nil {
-		k = &lock{turn: make(chan struct{}, 1)}
-		l.held[name] = k
-	}
-	k.users++
-	l.mu.Unlock()
-	leave := func() {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		if k.users--; k.users == 0 {
-			delete(l.held, name)
-		}
-	}
-	select {
-	case k.turn <- struct{}{}:
-		return func() { <-k.turn; leave() }, nil
-	case <-ctx.Done():
-		leave()
-		return nil, context.Cause(ctx)
 	}
 }

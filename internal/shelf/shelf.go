@@ -21,12 +21,12 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/stockade-run/stockade/internal/errdefs"
+	"github.com/stockade-run/stockade/internal/turns"
 )
 
 // Options says how a shelf is opened.
@@ -45,14 +45,7 @@ type Shelf struct {
 	dir  string
 	step func(string) error
 
-	mu    sync.Mutex
-	turns map[string]*turn
-}
-
-// turn serialises the work on one name within this process.
-type turn struct {
-	free  chan struct{} // holds one token while nobody has the turn
-	users int           // holders and waiters; guarded by Shelf.mu
+	turns turns.Turns // of the work on one name within this process
 }
 
 // Open opens a shelf and removes what crashed attempts left, but nothing another
@@ -62,7 +55,7 @@ func Open(dir string, o Options) (*Shelf, error) {
 	if err != nil {
 		return nil, Refusal(err, "the directory cannot be found")
 	}
-	s := &Shelf{dir: abs, step: o.Step, turns: map[string]*turn{}}
+	s := &Shelf{dir: abs, step: o.Step}
 	if s.step == nil {
 		s.step = func(string) error { return nil }
 	}
@@ -102,31 +95,9 @@ func (s *Shelf) Names() ([]string, error) {
 }
 
 // Turn waits until nobody else of this process works on the name. The returned
-// function ends the turn.
+// function ends the turn. The error is the cause of ctx.
 func (s *Shelf) Turn(ctx context.Context, name string) (done func(), err error) {
-	s.mu.Lock()
-	t := s.turns[name]
-	if t == nil {
-		t = &turn{free: make(chan struct{}, 1)}
-		t.free <- struct{}{}
-		s.turns[name] = t
-	}
-	t.users++
-	s.mu.Unlock()
-	leave := func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		if t.users--; t.users == 0 {
-			delete(s.turns, name)
-		}
-	}
-	select {
-	case <-t.free:
-		return func() { t.free <- struct{}{}; leave() }, nil
-	case <-ctx.Done():
-		leave()
-		return nil, context.Cause(ctx)
-	}
+	return s.turns.Take(ctx, name)
 }
 
 // LastUsed is when a name was published or last touched.
@@ -189,6 +160,43 @@ func (s *Shelf) remove(name string) error {
 		return Refusal(err, "it cannot be removed")
 	}
 	return s.step("removed")
+}
+
+// Collect removes what keep does not want and was neither published nor touched since
+// before. It must not run beside another process that uses the shelf: what that one
+// uses is not known here. After an error, removed still says what is gone.
+func (s *Shelf) Collect(ctx context.Context, keep func(name string) bool, before time.Time) (removed []string, bytes int64, err error) {
+	names, err := s.Names()
+	if err != nil {
+		return nil, 0, err
+	}
+	for _, name := range names {
+		if keep(name) {
+			continue
+		}
+		n, err := s.collect(ctx, name, before)
+		if err != nil {
+			return removed, bytes, err
+		}
+		if n >= 0 {
+			removed, bytes = append(removed, name), bytes+n
+		}
+	}
+	return removed, bytes, nil
+}
+
+// collect returns the bytes it freed, -1 for none because it was used since.
+func (s *Shelf) collect(ctx context.Context, name string, before time.Time) (int64, error) {
+	done, err := s.Turn(ctx, name)
+	if err != nil {
+		return -1, err
+	}
+	defer done()
+	if !s.LastUsed(name).Before(before) {
+		return -1, nil
+	}
+	n, _ := Usage(s.Path(name))
+	return n, s.Remove(name)
 }
 
 // lock takes the turn of this process among all that publish or remove.

@@ -248,7 +248,7 @@ func TestTurns(t *testing.T) {
 	if err := <-got; err != nil {
 		t.Fatal(err)
 	}
-	if n := len(s.turns); n != 0 {
+	if n := s.turns.Len(); n != 0 {
 		t.Errorf("%d turns are left", n)
 	}
 }
