@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/stockade-run/stockade/internal/errdefs"
+	"github.com/stockade-run/stockade/internal/ident"
 	"github.com/stockade-run/stockade/internal/shelf"
 )
 
@@ -60,7 +61,7 @@ func open(cfg Config, step func(string) error) (*Store, error) {
 
 // CheckDigest reports whether s is 64 lower-case hex digits.
 func CheckDigest(s string) error {
-	if len(s) != 2*sha256.Size || strings.Trim(s, "0123456789abcdef") != "" {
+	if !ident.IsDigest(s) {
 		return errdefs.New(errdefs.Invalid, "%q is not the digest of an artifact: that is 64 lower-case hex digits", clip(s)).
 			WithNext("see stockade artifact ls")
 	}
@@ -235,7 +236,7 @@ func (s *Store) List() ([]Item, error) {
 	}
 	items := []Item{}
 	for _, name := range names {
-		if CheckDigest(name) != nil {
+		if !ident.IsDigest(name) {
 			continue
 		}
 		a, problem := s.check(name)
@@ -269,35 +270,5 @@ func (s *Store) Remove(ctx context.Context, digest string) error {
 // process: what that one uses is not known here. After an error, removed still
 // says what is gone.
 func (s *Store) Collect(ctx context.Context, used map[string]bool, before time.Time) (removed []string, bytes int64, err error) {
-	names, err := s.shelf.Names()
-	if err != nil {
-		return nil, 0, err
-	}
-	for _, name := range names {
-		if used[name] || CheckDigest(name) != nil {
-			continue
-		}
-		n, err := s.collect(ctx, name, before)
-		if err != nil {
-			return removed, bytes, err
-		}
-		if n >= 0 {
-			removed, bytes = append(removed, name), bytes+n
-		}
-	}
-	return removed, bytes, nil
-}
-
-// collect returns the bytes it freed, -1 for none because it is in use.
-func (s *Store) collect(ctx context.Context, name string, before time.Time) (int64, error) {
-	done, err := s.shelf.Turn(ctx, name)
-	if err != nil {
-		return -1, err
-	}
-	defer done()
-	if !s.shelf.LastUsed(name).Before(before) {
-		return -1, nil
-	}
-	n, _ := shelf.Usage(s.shelf.Path(name))
-	return n, s.shelf.Remove(name)
+	return s.shelf.Collect(ctx, func(name string) bool { return used[name] || !ident.IsDigest(name) }, before)
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/stockade-run/stockade/internal/errdefs"
+	"github.com/stockade-run/stockade/internal/ident"
 	"github.com/stockade-run/stockade/internal/shelf"
 )
 
@@ -23,7 +24,7 @@ import (
 // (the installer, its time, the interpreter), internal (this machine), the cause
 // of ctx.
 func (s *Store) Prepare(ctx context.Context, artifactDigest, code string) (Tree, error) {
-	if !isDigest(artifactDigest) {
+	if !ident.IsDigest(artifactDigest) {
 		return Tree{}, errdefs.New(errdefs.Invalid, "the artifact's digest must be 64 lower-case hex digits")
 	}
 	requirements, err := readRequirements(code)

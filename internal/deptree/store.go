@@ -19,6 +19,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/stockade-run/stockade/internal/errdefs"
+	"github.com/stockade-run/stockade/internal/ident"
 	"github.com/stockade-run/stockade/internal/shelf"
 )
 
@@ -249,7 +250,7 @@ func (s *Store) List() ([]Item, error) {
 	}
 	items := []Item{}
 	for _, name := range names {
-		if !isDigest(name) {
+		if !ident.IsDigest(name) {
 			continue
 		}
 		r, problem := s.mark(name)
@@ -266,43 +267,9 @@ func (s *Store) List() ([]Item, error) {
 	return items, nil
 }
 
-func isDigest(s string) bool {
-	return len(s) == 2*sha256.Size && strings.Trim(s, "0123456789abcdef") == ""
-}
-
 // Collect removes the trees that are not in used and were not asked for since
 // before. It must not run beside a runtime of another process: what that one uses
 // is not known here. After an error, removed still says what is gone.
 func (s *Store) Collect(ctx context.Context, used map[string]bool, before time.Time) (removed []string, bytes int64, err error) {
-	names, err := s.shelf.Names()
-	if err != nil {
-		return nil, 0, err
-	}
-	for _, name := range names {
-		if used[name] || !isDigest(name) {
-			continue
-		}
-		n, err := s.collect(ctx, name, before)
-		if err != nil {
-			return removed, bytes, err
-		}
-		if n >= 0 {
-			removed, bytes = append(removed, name), bytes+n
-		}
-	}
-	return removed, bytes, nil
-}
-
-// collect returns the bytes it freed, -1 for none because it is in use.
-func (s *Store) collect(ctx context.Context, name string, before time.Time) (int64, error) {
-	done, err := s.shelf.Turn(ctx, name)
-	if err != nil {
-		return -1, err
-	}
-	defer done()
-	if !s.shelf.LastUsed(name).Before(before) {
-		return -1, nil
-	}
-	n, _ := shelf.Usage(s.shelf.Path(name))
-	return n, s.shelf.Remove(name)
+	return s.shelf.Collect(ctx, func(name string) bool { return used[name] || !ident.IsDigest(name) }, before)
 }

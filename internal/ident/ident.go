@@ -69,3 +69,9 @@ func CheckName(what, s string) error {
 	}
 	return nil
 }
+
+// IsDigest reports whether s is a SHA-256 as this project writes it: 64 lower-case
+// hexadecimal digits.
+func IsDigest(s string) bool {
+	return len(s) == 64 && strings.Trim(s, "0123456789abcdef") == ""
+}

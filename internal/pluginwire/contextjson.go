@@ -3,8 +3,8 @@ package pluginwire
 import (
 	"encoding/json"
 	"strconv"
-	"strings"
 
+	"github.com/stockade-run/stockade/internal/ident"
 	"github.com/stockade-run/stockade/internal/jsonscan"
 )
 
@@ -52,20 +52,13 @@ func (s *strict) binding() (Context, error) {
 		RuntimeRevision:     s.number("runtime_revision", strictInt, 0),
 		ArtifactDigest:      s.id("artifact_digest", true),
 	}
-	if c.ArtifactDigest != "" && !IsDigest(c.ArtifactDigest) {
+	if c.ArtifactDigest != "" && !ident.IsDigest(c.ArtifactDigest) {
 		s.bad("artifact_digest", "it must be 64 lower-case hexadecimal digits")
 	}
 	if err := s.err(); err != nil {
 		return Context{}, err
 	}
 	return c, nil
-}
-
-// IsDigest reports whether s is 64 lower-case hexadecimal digits.
-func IsDigest(s string) bool {
-	return len(s) == 64 && strings.Trim(s, "0123456789abcdef") == "" && !strings.ContainsFunc(s, func(r rune) bool {
-		return (r < '0' || r > '9') && (r < 'a' || r > 'f')
-	})
 }
 
 // Append writes the context to dst as JSON: null for the zero Context, without an

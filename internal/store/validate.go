@@ -1,11 +1,11 @@
 package store
 
 import (
-	"strings"
 	"time"
 
 	"github.com/stockade-run/stockade/internal/api"
 	"github.com/stockade-run/stockade/internal/errdefs"
+	"github.com/stockade-run/stockade/internal/ident"
 )
 
 // Bounds of what a record may hold. They are far above what the parts in front
@@ -182,7 +182,7 @@ func (r Run) Validate() error {
 		if i.PlacementGeneration < 1 || i.RuntimeRevision < 1 {
 			c.fail("the installation's generation and revision are 1 or more")
 		}
-		if !isDigest(i.ArtifactDigest) {
+		if !ident.IsDigest(i.ArtifactDigest) {
 			c.fail("the installation's artifact_digest is not 64 lower-case hexadecimal digits")
 		}
 	}
@@ -366,8 +366,4 @@ func printable(s string) bool {
 		}
 	}
 	return true
-}
-
-func isDigest(s string) bool {
-	return len(s) == 64 && strings.Trim(s, "0123456789abcdef") == ""
 }

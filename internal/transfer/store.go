@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stockade-run/stockade/internal/errdefs"
+	"github.com/stockade-run/stockade/internal/ident"
 	"github.com/stockade-run/stockade/internal/pluginwire"
 )
 
@@ -114,7 +115,7 @@ func (s *Store) prepare() (err error) {
 func (s *Store) sweep() error {
 	removed := 0
 	err := s.root.each(func(name string) error {
-		if name != ownersDir && name != unbound && !isDigest(name) {
+		if name != ownersDir && name != unbound && !ident.IsDigest(name) {
 			return nil
 		}
 		dir, err := s.root.sub(name, false)
@@ -137,11 +138,6 @@ func (s *Store) sweep() error {
 		s.log.Info("files of transfers that an ended runtime had left were removed", "files", removed, "dir", s.dir)
 	}
 	return err
-}
-
-func isDigest(name string) bool {
-	_, err := hex.DecodeString(name)
-	return err == nil && len(name) == 64
 }
 
 // Close lets go of the directory. The files of holders that are not closed stay,
