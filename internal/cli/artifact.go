@@ -102,15 +102,9 @@ func (a *app) showArtifacts(data string) error {
 	if err != nil {
 		return err
 	}
-	if a.json {
-		return a.printJSON(client.List[artifact.Item]{Items: items})
-	}
-	now := time.Now()
-	var rows [][]string
-	for _, i := range items {
-		rows = append(rows, []string{i.Digest, i.Author + "/" + i.Name, i.Version, size(i.Bytes), fmt.Sprint(i.Files), age(now, i.LastUsed), state(i.Problem)})
-	}
-	return a.table([]string{"DIGEST", "PLUGIN", "VERSION", "SIZE", "FILES", "USED", "STATE"}, rows)
+	return show(a, items, []string{"DIGEST", "PLUGIN", "VERSION", "SIZE", "FILES", "USED", "STATE"}, func(i artifact.Item, now time.Time) []string {
+		return []string{i.Digest, i.Author + "/" + i.Name, i.Version, size(i.Bytes), fmt.Sprint(i.Files), age(now, i.LastUsed), state(i.Problem)}
+	})
 }
 
 func (a *app) showTrees(data string) error {
@@ -122,15 +116,9 @@ func (a *app) showTrees(data string) error {
 	if err != nil {
 		return err
 	}
-	if a.json {
-		return a.printJSON(client.List[deptree.Item]{Items: items})
-	}
-	now := time.Now()
-	var rows [][]string
-	for _, i := range items {
-		rows = append(rows, []string{i.Digest, i.Artifact, size(i.Bytes), fmt.Sprint(i.Files), age(now, i.LastUsed), state(i.Problem)})
-	}
-	return a.table([]string{"DIGEST", "ARTIFACT", "SIZE", "FILES", "USED", "STATE"}, rows)
+	return show(a, items, []string{"DIGEST", "ARTIFACT", "SIZE", "FILES", "USED", "STATE"}, func(i deptree.Item, now time.Time) []string {
+		return []string{i.Digest, i.Artifact, size(i.Bytes), fmt.Sprint(i.Files), age(now, i.LastUsed), state(i.Problem)}
+	})
 }
 
 func state(problem string) string {

@@ -56,12 +56,7 @@ func (a *app) boxLsCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if a.json {
-				return a.printJSON(client.List[api.Box]{Items: boxes})
-			}
-			now := time.Now()
-			var rows [][]string
-			for _, b := range boxes {
+			return show(a, boxes, []string{"BOX", "KEY", "TARGET", "STATE", "IMAGE", "LIMITS", "PROCESSES", "AGE", "IDLE"}, func(b api.Box, now time.Time) []string {
 				state := string(b.State)
 				if b.Fence != "" {
 					state = "FENCED"
@@ -72,11 +67,10 @@ func (a *app) boxLsCommand() *cobra.Command {
 				} else if len(image) > 19 {
 					image = image[:19]
 				}
-				rows = append(rows, []string{b.ID, b.Key, b.Target, state, image,
+				return []string{b.ID, b.Key, b.Target, state, image,
 					fmt.Sprintf("%.1f cpu, %s, %d pids", float64(b.Limits.CPUMillis)/1000, size(b.Limits.MemoryBytes), b.Limits.Pids),
-					fmt.Sprint(b.Processes), age(now, b.CreatedAt), age(now, b.UsedAt)})
-			}
-			return a.table([]string{"BOX", "KEY", "TARGET", "STATE", "IMAGE", "LIMITS", "PROCESSES", "AGE", "IDLE"}, rows)
+					fmt.Sprint(b.Processes), age(now, b.CreatedAt), age(now, b.UsedAt)}
+			})
 		},
 	}
 }

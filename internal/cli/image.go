@@ -11,7 +11,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/stockade-run/stockade/client"
 	"github.com/stockade-run/stockade/internal/api"
 	"github.com/stockade-run/stockade/internal/errdefs"
 )
@@ -99,13 +98,7 @@ func (a *app) imageTar(ctx context.Context, path string) (io.ReadCloser, error) 
 }
 
 func (a *app) showImages(images []api.Image) error {
-	if a.json {
-		return a.printJSON(client.List[api.Image]{Items: images})
-	}
-	now := time.Now()
-	var rows [][]string
-	for _, i := range images {
-		rows = append(rows, []string{i.Digest, strings.Join(i.Names, " "), size(i.Size), age(now, i.CreatedAt), fmt.Sprint(i.Boxes)})
-	}
-	return a.table([]string{"DIGEST", "NAMES", "SIZE", "AGE", "BOXES"}, rows)
+	return show(a, images, []string{"DIGEST", "NAMES", "SIZE", "AGE", "BOXES"}, func(i api.Image, now time.Time) []string {
+		return []string{i.Digest, strings.Join(i.Names, " "), size(i.Size), age(now, i.CreatedAt), fmt.Sprint(i.Boxes)}
+	})
 }

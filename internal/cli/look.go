@@ -34,15 +34,9 @@ func (a *app) psCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if a.json {
-				return a.printJSON(client.List[api.Process]{Items: procs})
-			}
-			now := time.Now()
-			rows := make([][]string, 0, len(procs))
-			for _, p := range procs {
-				rows = append(rows, []string{p.Handle, p.Box, command(p.Argv), age(now, p.CreatedAt), status(p), size(p.Log.Next)})
-			}
-			return a.table([]string{"HANDLE", "BOX", "COMMAND", "AGE", "STATUS", "OUTPUT"}, rows)
+			return show(a, procs, []string{"HANDLE", "BOX", "COMMAND", "AGE", "STATUS", "OUTPUT"}, func(p api.Process, now time.Time) []string {
+				return []string{p.Handle, p.Box, command(p.Argv), age(now, p.CreatedAt), status(p), size(p.Log.Next)}
+			})
 		},
 	}
 	c.Flags().BoolVarP(&all, "all", "a", false, "also those that ended")
@@ -212,11 +206,7 @@ func (a *app) targetCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if a.json {
-				return a.printJSON(client.List[api.Target]{Items: targets})
-			}
-			var rows [][]string
-			for _, t := range targets {
+			return show(a, targets, []string{"NAME", "KIND", "STATE", "GENERATION", "BOXES", "PROCESSES", "FENCES"}, func(t api.Target, _ time.Time) []string {
 				state := "up"
 				switch {
 				case !t.Enabled:
@@ -224,9 +214,8 @@ func (a *app) targetCommand() *cobra.Command {
 				case !t.Up:
 					state = "down: " + t.Problem
 				}
-				rows = append(rows, []string{t.Name, t.Kind, state, fmt.Sprint(t.Generation), fmt.Sprintf("%d/%d", t.Boxes, t.MaxBoxes), fmt.Sprint(t.Processes), fmt.Sprint(t.Fences)})
-			}
-			return a.table([]string{"NAME", "KIND", "STATE", "GENERATION", "BOXES", "PROCESSES", "FENCES"}, rows)
+				return []string{t.Name, t.Kind, state, fmt.Sprint(t.Generation), fmt.Sprintf("%d/%d", t.Boxes, t.MaxBoxes), fmt.Sprint(t.Processes), fmt.Sprint(t.Fences)}
+			})
 		},
 	})
 	for _, sw := range []struct {

@@ -77,14 +77,9 @@ func (a *app) workspaceCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if a.json {
-				return a.printJSON(client.List[api.Workspace]{Items: all})
-			}
-			var rows [][]string
-			for _, w := range all {
-				rows = append(rows, []string{w.Name, age(time.Now(), w.CreatedAt)})
-			}
-			return a.table([]string{"WORKSPACE", "AGE"}, rows)
+			return show(a, all, []string{"WORKSPACE", "AGE"}, func(w api.Workspace, now time.Time) []string {
+				return []string{w.Name, age(now, w.CreatedAt)}
+			})
 		},
 	})
 	return c
@@ -126,18 +121,13 @@ func (a *app) keyCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if a.json {
-				return a.printJSON(client.List[api.Key]{Items: all})
-			}
-			var rows [][]string
-			for _, k := range all {
+			return show(a, all, []string{"KEY", "NAME", "AGE", "STATE"}, func(k api.Key, now time.Time) []string {
 				state := "valid"
 				if k.RevokedAt != nil {
 					state = "revoked"
 				}
-				rows = append(rows, []string{k.ID, k.Name, age(time.Now(), k.CreatedAt), state})
-			}
-			return a.table([]string{"KEY", "NAME", "AGE", "STATE"}, rows)
+				return []string{k.ID, k.Name, age(now, k.CreatedAt), state}
+			})
 		},
 	}
 	revoke := &cobra.Command{

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/term"
+
+	"github.com/stockade-run/stockade/client"
 )
 
 // say writes a line for the person, to standard error.
@@ -30,6 +32,20 @@ func (a *app) printLine(v any) error {
 	enc := json.NewEncoder(a.Stdout)
 	enc.SetEscapeHTML(false)
 	return enc.Encode(v)
+}
+
+// show prints a listing: with --json the items as they are, else a table with what row
+// makes of each.
+func show[T any](a *app, items []T, header []string, row func(item T, now time.Time) []string) error {
+	if a.json {
+		return a.printJSON(client.List[T]{Items: items})
+	}
+	now := time.Now()
+	rows := make([][]string, 0, len(items))
+	for _, item := range items {
+		rows = append(rows, row(item, now))
+	}
+	return a.table(header, rows)
 }
 
 // table prints aligned columns under a header, like docker ps.

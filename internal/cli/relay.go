@@ -73,19 +73,13 @@ func (a *app) relayDaemonsCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if a.json {
-				return a.printJSON(client.List[client.RelayDaemon]{Items: daemons})
-			}
-			now := time.Now()
-			var rows [][]string
-			for _, d := range daemons {
+			return show(a, daemons, []string{"DAEMON", "STATE", "JOBS", "FROM", "CONNECTED", "SEEN"}, func(d client.RelayDaemon, now time.Time) []string {
 				state := "ready"
 				if d.Fenced {
 					state = "FENCED"
 				}
-				rows = append(rows, []string{d.ID, state, fmt.Sprint(len(d.Jobs)), d.Remote, age(now, d.ConnectedAt), age(now, d.LastSeenAt)})
-			}
-			return a.table([]string{"DAEMON", "STATE", "JOBS", "FROM", "CONNECTED", "SEEN"}, rows)
+				return []string{d.ID, state, fmt.Sprint(len(d.Jobs)), d.Remote, age(now, d.ConnectedAt), age(now, d.LastSeenAt)}
+			})
 		},
 	}
 }
@@ -102,19 +96,13 @@ func (a *app) relayJobsCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if a.json {
-				return a.printJSON(client.List[client.RelayJobInfo]{Items: jobs})
-			}
-			now := time.Now()
-			var rows [][]string
-			for _, j := range jobs {
+			return show(a, jobs, []string{"JOB", "DAEMON", "STATE", "AGE", "EVENTS", "UNREAD", "WAITS"}, func(j client.RelayJobInfo, now time.Time) []string {
 				waits := ""
 				if j.Waiting {
 					waits = "for its reader"
 				}
-				rows = append(rows, []string{j.ID, j.DaemonID, j.State, age(now, j.StartedAt), fmt.Sprint(j.Events), size(j.QueuedBytes + j.SpillBytes), waits})
-			}
-			return a.table([]string{"JOB", "DAEMON", "STATE", "AGE", "EVENTS", "UNREAD", "WAITS"}, rows)
+				return []string{j.ID, j.DaemonID, j.State, age(now, j.StartedAt), fmt.Sprint(j.Events), size(j.QueuedBytes + j.SpillBytes), waits}
+			})
 		},
 	}
 }
@@ -380,15 +368,9 @@ what was checked. A confirmation that comes late is shown as evidence; it lifts 
 			if err != nil {
 				return err
 			}
-			if a.json {
-				return a.printJSON(client.List[client.RelayFence]{Items: fences})
-			}
-			now := time.Now()
-			var rows [][]string
-			for _, f := range fences {
-				rows = append(rows, []string{f.DaemonID, age(now, f.Since), f.Code, fmt.Sprint(len(f.Jobs)), f.Key[:min(12, len(f.Key))]})
-			}
-			return a.table([]string{"DAEMON", "AGE", "WHY", "JOBS", "KEY"}, rows)
+			return show(a, fences, []string{"DAEMON", "AGE", "WHY", "JOBS", "KEY"}, func(f client.RelayFence, now time.Time) []string {
+				return []string{f.DaemonID, age(now, f.Since), f.Code, fmt.Sprint(len(f.Jobs)), f.Key[:min(12, len(f.Key))]}
+			})
 		},
 	}
 	show := &cobra.Command{
