@@ -87,8 +87,22 @@ def parse(text, sdk, most):
     answer(requirements=out, relaxed=used_relaxation or "")
 
 
-def validate(site, wanted, most_metadata):
+def installed(path):
+    """The versions of what is installed on path, by canonical name; the first of a name counts."""
     import importlib.metadata
+
+    have = {}
+    for dist in importlib.metadata.distributions(path=path):
+        try:
+            name, ver = dist.metadata["Name"], dist.version
+        except Exception:
+            continue
+        if name:
+            have.setdefault(utils.canonicalize_name(name), ver)
+    return have
+
+
+def validate(site, wanted, most_metadata):
     import os
 
     for entry in os.scandir(site):
@@ -100,14 +114,7 @@ def validate(site, wanted, most_metadata):
                     continue
                 if size > most_metadata:
                     refuse("metadata_too_large")
-    have = {}
-    for dist in importlib.metadata.distributions(path=[site]):
-        try:
-            name, ver = dist.metadata["Name"], dist.version
-        except Exception:
-            continue
-        if name:
-            have.setdefault(utils.canonicalize_name(name), ver)
+    have = installed([site])
     missing = []
     for line in wanted:
         req = requirements.Requirement(line)
@@ -126,17 +133,8 @@ COMMENT = re.compile(r"(^|\s+)#.*$")
 
 def classify(text, sites, sdk, most):
     """Says of each line what an environment has of it; pip's own lines are left out."""
-    import importlib.metadata
-
-    have = {}
     # The environment of the plugin first, then what the Runtime's interpreter has.
-    for dist in importlib.metadata.distributions(path=[p for p in sites if p] + sys.path):
-        try:
-            name, ver = dist.metadata["Name"], dist.version
-        except Exception:
-            continue
-        if name:
-            have.setdefault(utils.canonicalize_name(name), ver)
+    have = installed([p for p in sites if p] + sys.path)
     out = []
     for line in text.replace("\\\r\n", "").replace("\\\n", "").splitlines():
         line = COMMENT.sub("", line).strip()
