@@ -39,7 +39,9 @@ if [ -n "$tests" ]; then
 	want spin spin # checks the model of the relay's fences
 fi
 if [ -n "$tests$sdk$langbot" ]; then # the Python relay peers, plugins
-	python3 -c 'import ensurepip, venv, pip' 2>/dev/null || need="$need python3 python3-venv python3-pip"
+	# The published plugin runtimes look at what they installed with packaging of the
+	# machine's Python.
+	python3 -c 'import ensurepip, venv, pip, packaging' 2>/dev/null || need="$need python3 python3-venv python3-pip python3-packaging"
 fi
 if [ -n "$agents" ]; then
 	want node nodejs
