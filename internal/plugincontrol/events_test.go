@@ -162,6 +162,13 @@ func TestStreams(t *testing.T) {
 			t.Errorf("%s: %q, %v", c.frame, got, err)
 		}
 	}
+	// A run has one last result: that the stream then breaks, or goes on, is not another.
+	for _, after := range []string{`!RuntimeError: no`, `[]`, `{"type":"run.failed"}`, `{"type":"message.delta"}`} {
+		p.frames = []string{`{"type":"run.failed","data":{"code":"runner.timeout"}}`, after}
+		if got, err := l.frames(t, pluginwire.ActionRunRunner, run); err != nil || len(got) != 1 || !strings.Contains(got[0], codeTimeout) {
+			t.Errorf("after the last result %s: %q, %v", after, got, err)
+		}
+	}
 	p.c.Enabled = false
 	if got, err := l.frames(t, pluginwire.ActionRunRunner, run); err != nil || len(got) != 1 || !strings.Contains(got[0], codePluginDisabled) {
 		t.Errorf("disabled: %q, %v", got, err)

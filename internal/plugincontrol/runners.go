@@ -180,6 +180,7 @@ type run struct {
 	deadline  time.Time
 	processes *runprocess.Run // nil: not granted
 	waited    bool            // for the proof that they are gone
+	over      bool            // its last result was sent
 }
 
 // runRunner runs a runner and passes its results on, numbered anew from one. What
@@ -285,6 +286,12 @@ func (r *run) follow(ctx context.Context, p Plugin, action string, ask json.RawM
 			r.endProcesses(ctx, "its run ended")
 			return nil
 		}
+		if r.over {
+			if err != nil {
+				return nil // LangBot has the last result; how the stream ends adds nothing
+			}
+			continue // and nothing comes after it
+		}
 		if err != nil {
 			return r.failed(ctx, until, err)
 		}
@@ -303,8 +310,10 @@ func (r *run) follow(ctx context.Context, p Plugin, action string, ask json.RawM
 func (r *run) send(ctx context.Context, result object) error {
 	switch result.textOr("type", "") {
 	case "run.completed":
+		r.over = true
 		r.endProcesses(ctx, "its run was completed")
 	case "run.failed":
+		r.over = true
 		r.endProcesses(ctx, "its run failed")
 	}
 	r.sequence++
