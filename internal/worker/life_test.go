@@ -325,7 +325,8 @@ func TestKilledRuntime(t *testing.T) {
 			kind := c.kind
 			dir := dataDir(t)
 			cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestMain_killed$")
-			cmd.Env = append(os.Environ(), "STOCKADE_WORKER_KILLED="+kind, "STOCKADE_WORKER_DIR="+dir)
+			// It will not clean up after itself: what it makes is the parent's to remove.
+			cmd.Env = append(os.Environ(), "STOCKADE_WORKER_KILLED="+kind, "STOCKADE_WORKER_DIR="+dir, "TMPDIR="+t.TempDir())
 			out, err := cmd.StdoutPipe()
 			if err != nil {
 				t.Fatal(err)
