@@ -18,6 +18,7 @@ import (
 	"github.com/stockade-run/stockade/internal/need"
 	"github.com/stockade-run/stockade/internal/pluginwire"
 	"github.com/stockade-run/stockade/internal/rpc"
+	"github.com/stockade-run/stockade/internal/worker"
 )
 
 // held is a run whose process waits for its end and would not take a hint.
@@ -307,6 +308,23 @@ func TestRunnerProcessesNotGranted(t *testing.T) {
 	}
 }
 
+// sweep takes away what a killed runtime left of its workers, as the next one on its
+// data directory would.
+func sweep(t *testing.T, data string) {
+	t.Helper()
+	interp, err := worker.Probe(context.Background(), need.SDK(t, "0.7"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := worker.Direct(worker.DirectConfig{Interp: interp, DataDir: data})
+	if err == nil {
+		err = l.Close()
+	}
+	if err != nil {
+		t.Errorf("what the killed runtime left stays: %v", err)
+	}
+}
+
 // testKilledRuntimeLeavesNoRun: the runtime is killed; the broker ends its run, and
 // what ran in it, when the run's time is over.
 func testKilledRuntimeLeavesNoRun(t *testing.T, programs string) {
@@ -331,6 +349,7 @@ func testKilledRuntimeLeavesNoRun(t *testing.T, programs string) {
 	t.Cleanup(func() {
 		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
 		_ = cmd.Wait()
+		sweep(t, data)
 		if t.Failed() {
 			b, _ := os.ReadFile(log.Name())
 			t.Logf("the runtime said:\n%s", b)
