@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"go.uber.org/goleak"
+
+	"github.com/stockade-run/stockade/internal/plugintest"
 )
 
 // The test binary is also the process that dies: it installs the archive named by
@@ -70,7 +72,7 @@ func damaged(t *testing.T, archive []byte) string {
 	if err := os.MkdirAll(filepath.Join(dir, "sha256", digestOf(archive), "code", "half"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	unlock(t, dir)
+	plugintest.Unlock(t, dir)
 	return dir
 }
 

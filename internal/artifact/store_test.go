@@ -17,6 +17,7 @@ import (
 
 	"github.com/stockade-run/stockade/internal/errdefs"
 	"github.com/stockade-run/stockade/internal/need"
+	"github.com/stockade-run/stockade/internal/plugintest"
 )
 
 func openStore(t testing.TB, cfg Config) *Store {
@@ -28,20 +29,8 @@ func openStore(t testing.TB, cfg Config) *Store {
 	if err != nil {
 		t.Fatal(err)
 	}
-	unlock(t, cfg.Dir)
+	plugintest.Unlock(t, cfg.Dir)
 	return s
-}
-
-// unlock lets the test's directory be removed by a user who is not root.
-func unlock(t testing.TB, dir string) {
-	t.Cleanup(func() {
-		_ = filepath.WalkDir(dir, func(p string, d fs.DirEntry, _ error) error {
-			if d != nil && d.IsDir() {
-				_ = os.Chmod(p, 0o700)
-			}
-			return nil
-		})
-	})
 }
 
 func digestOf(archive []byte) string {

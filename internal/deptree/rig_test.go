@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -16,6 +15,7 @@ import (
 	"time"
 
 	"github.com/stockade-run/stockade/internal/need"
+	"github.com/stockade-run/stockade/internal/plugintest"
 	"github.com/stockade-run/stockade/internal/python"
 )
 
@@ -115,20 +115,8 @@ func openStore(t testing.TB, cfg Config) *Store {
 	if err != nil {
 		t.Fatal(err)
 	}
-	unlock(t, cfg.Dir)
+	plugintest.Unlock(t, cfg.Dir)
 	return s
-}
-
-// unlock lets the test's directory be removed by a user who is not root.
-func unlock(t testing.TB, dir string) {
-	t.Cleanup(func() {
-		_ = filepath.WalkDir(dir, func(p string, d fs.DirEntry, _ error) error {
-			if d != nil && d.IsDir() {
-				_ = os.Chmod(p, 0o700)
-			}
-			return nil
-		})
-	})
 }
 
 // onDisk checks what is in the store's directory, hidden or not.

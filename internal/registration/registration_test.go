@@ -5,9 +5,9 @@ import (
 	"strings"
 	"testing"
 	"time"
-	"unsafe"
 
 	"github.com/stockade-run/stockade/internal/errdefs"
+	"github.com/stockade-run/stockade/internal/plugintest"
 	"github.com/stockade-run/stockade/internal/pluginwire"
 	"github.com/stockade-run/stockade/internal/registration"
 )
@@ -145,7 +145,7 @@ func TestClockJumps(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		later := jump(t, now, by)
+		later := plugintest.Jump(t, now, by)
 		if _, err := d.Check(key, later); err != nil {
 			t.Errorf("a debug key after a jump by %s: %v", by, err)
 		}
@@ -162,19 +162,4 @@ func TestClockJumps(t *testing.T) {
 			t.Errorf("a debug key lives longer after a jump by %s", by)
 		}
 	}
-}
-
-// jump is what time.Now would have returned had the wall clock been set by d before:
-// the monotonic reading is the same.
-func jump(t *testing.T, now time.Time, d time.Duration) time.Time {
-	t.Helper()
-	out := now
-	// The first word of a time.Time with a monotonic reading holds the seconds of the
-	// wall clock from bit 30 on.
-	wall := (*uint64)(unsafe.Pointer(&out))
-	*wall += uint64(d/time.Second) << 30
-	if out.Sub(now) != 0 || out.Round(0).Sub(now.Round(0)) != d {
-		t.Skip("this Go keeps its time otherwise")
-	}
-	return out
 }

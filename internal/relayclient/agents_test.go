@@ -9,44 +9,26 @@ import (
 	"github.com/stockade-run/stockade/internal/relay"
 )
 
-// What a finished agent leaves behind is ended before the job's end, even if it
-// holds the output.
+// What an agent leaves behind, be it finished or dead, is ended before the job's end,
+// even if it holds the output.
 func TestLeftoversAreEnded(t *testing.T) {
 	t.Parallel()
-	for _, kind := range kinds {
-		t.Run(kind, func(t *testing.T) {
-			t.Parallel()
-			h, url := newHub(t, nil)
-			connect(t, url, "d", nil)
-			file := filepath.Join(t.TempDir(), "notes")
-			got := events(t, runJob(t, h, relay.JobRequest{DaemonID: "d", Payload: payload(kind, "leave", file, nil)}))
-			if !strings.HasSuffix(types(got), "run.completed") {
-				t.Errorf("events %s", types(got))
-			}
-			if b, _ := os.ReadFile(file); strings.Contains(string(b), "stubborn") && alive(pidOf(t, file, "stubborn")) {
-				t.Error("somebody is left")
-			}
-		})
-	}
-}
-
-// An agent that dies and leaves somebody who holds its output: the job ends, now.
-func TestDeadAgentWithLeftovers(t *testing.T) {
-	t.Parallel()
-	for _, kind := range kinds {
-		t.Run(kind, func(t *testing.T) {
-			t.Parallel()
-			h, url := newHub(t, nil)
-			connect(t, url, "d", nil)
-			file := filepath.Join(t.TempDir(), "notes")
-			got := events(t, runJob(t, h, relay.JobRequest{DaemonID: "d", Payload: payload(kind, "leave and crash", file, nil)}))
-			if !strings.Contains(types(got), "run.failed=") {
-				t.Errorf("events %s", types(got))
-			}
-			if b, _ := os.ReadFile(file); strings.Contains(string(b), "stubborn") && alive(pidOf(t, file, "stubborn")) {
-				t.Error("somebody is left")
-			}
-		})
+	for _, c := range []struct{ prompt, last string }{{"leave", "run.completed"}, {"leave and crash", "run.failed="}} {
+		for _, kind := range kinds {
+			t.Run(c.prompt+" "+kind, func(t *testing.T) {
+				t.Parallel()
+				h, url := newHub(t, nil)
+				connect(t, url, "d", nil)
+				file := filepath.Join(t.TempDir(), "notes")
+				got := types(events(t, runJob(t, h, relay.JobRequest{DaemonID: "d", Payload: payload(kind, c.prompt, file, nil)})))
+				if c.last == "run.completed" && !strings.HasSuffix(got, c.last) || !strings.Contains(got, c.last) {
+					t.Errorf("events %s", got)
+				}
+				if b, _ := os.ReadFile(file); strings.Contains(string(b), "stubborn") && alive(pidOf(t, file, "stubborn")) {
+					t.Error("somebody is left")
+				}
+			})
+		}
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stockade-run/stockade/internal/errdefs"
+	"github.com/stockade-run/stockade/internal/plugintest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -25,20 +26,8 @@ func openShelf(t *testing.T) *Shelf {
 	if err != nil {
 		t.Fatal(err)
 	}
-	unlock(t, dir)
+	plugintest.Unlock(t, dir)
 	return s
-}
-
-// unlock lets the test's directory be removed by a user who is not root.
-func unlock(t testing.TB, dir string) {
-	t.Cleanup(func() {
-		_ = filepath.WalkDir(dir, func(p string, d fs.DirEntry, _ error) error {
-			if d != nil && d.IsDir() {
-				_ = os.Chmod(p, 0o700)
-			}
-			return nil
-		})
-	})
 }
 
 func plain(string, fs.FileMode) fs.FileMode { return 0o444 }
