@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -16,17 +15,6 @@ import (
 	"github.com/stockade-run/stockade/internal/need"
 )
 
-// uv finds uv: on the PATH, or beside the newest SDK.
-func uv(t testing.TB) string {
-	t.Helper()
-	path, err := exec.LookPath("uv")
-	if err != nil {
-		path, err = exec.LookPath(filepath.Join(filepath.Dir(need.SDK(t, "0.7")), "uv"))
-	}
-	need.That(t, err == nil, "this test needs uv on the PATH: python3 -m pip install uv")
-	return path
-}
-
 // eachInstaller runs a test with pip and with uv.
 func eachInstaller(t *testing.T, run func(t *testing.T, uv string)) {
 	t.Run("pip", func(t *testing.T) {
@@ -35,7 +23,7 @@ func eachInstaller(t *testing.T, run func(t *testing.T, uv string)) {
 	})
 	t.Run("uv", func(t *testing.T) {
 		t.Parallel()
-		run(t, uv(t))
+		run(t, need.UV(t))
 	})
 }
 

@@ -125,6 +125,17 @@ func SDK(t testing.TB, series string) string {
 	return path
 }
 
+// UV skips or fails a test that installs with uv, and returns its path: the one that
+// is pinned beside the newest SDK.
+func UV(t testing.TB) string {
+	t.Helper()
+	path := filepath.Join(filepath.Dir(SDK(t, "0.7")), "uv")
+	if _, err := os.Stat(path); err != nil {
+		missing(t, "this test needs uv beside the newest SDK: make setup-sdk")
+	}
+	return path
+}
+
 // Testdata returns the path of a file or directory below testdata/ of the checkout,
 // from whichever package the test runs.
 func Testdata(t testing.TB, elem ...string) string {

@@ -52,17 +52,6 @@ func withPython(t *testing.T, c Config, i *installer) Config {
 	return c
 }
 
-// uv finds uv: on the PATH, or beside the newest SDK.
-func uv(t *testing.T) string {
-	t.Helper()
-	path, err := exec.LookPath("uv")
-	if err != nil {
-		path, err = exec.LookPath(filepath.Join(filepath.Dir(need.SDK(t, "0.7")), "uv"))
-	}
-	need.That(t, err == nil, "this test needs uv on the PATH: python3 -m pip install uv")
-	return path
-}
-
 // PK-01, PK-02, LM-42: dependencies as people write them: what is there is not installed,
 // the SDK never is, comments and pip's options are left out; what is missing comes from
 // the index into the plugin's own environment, which moves with it. At the next start
@@ -78,7 +67,7 @@ func TestDependencies(t *testing.T) {
 			c := withPython(t, config(dir, r), i)
 			c.IndexURL = index.URL
 			if with == "uv" {
-				c.Uv = uv(t)
+				c.Uv = need.UV(t)
 			}
 			o := begin(t, c, runtimeConfig(4))
 			wants := "--no-binary :none:\n\ntoy-dep==1.0  # because\nlangbot-plugin==0.1\npydantic>=1 ; \\\n python_version > '3'\nnosuch; python_version < '3'\n"
@@ -166,7 +155,7 @@ func TestDependenciesThatFail(t *testing.T) {
 	t.Parallel()
 	dir, r, i := t.TempDir(), newRunner(), &installer{}
 	c := withPython(t, config(dir, r), i)
-	c.Uv = uv(t) // makes the environment without pip, which is quick
+	c.Uv = need.UV(t) // makes the environment without pip, which is quick
 	o := begin(t, c, runtimeConfig(4))
 	mustInstall(t, o, local(pack("toy", "1")))
 	unchanged := func(what string) {

@@ -25,15 +25,6 @@ func installLocal(t *testing.T, h *lbhost.Host, on pluginwire.Context, pack []by
 	return h.Frames(t.Context(), pluginwire.ActionInstallPlugin, M{"install_source": "local", "install_info": M{"plugin_file_key": key}}, on)
 }
 
-// uvPath is the uv beside the newest SDK, which makes environments quickly.
-func uvPath(t *testing.T) string {
-	t.Helper()
-	path := filepath.Join(filepath.Dir(need.SDK(t, "0.7")), "uv")
-	_, err := os.Stat(path)
-	need.That(t, err == nil, "this test needs uv beside the newest SDK: make setup-sdk")
-	return path
-}
-
 // TestBuiltPackages: what "lbp build" of each SDK makes is installed as it is, and its
 // requirement of the SDK is met by the runtime's: nothing is asked of an index. Over the
 // last of them a version that does not start is undone, and the old one runs again

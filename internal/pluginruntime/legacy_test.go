@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/stockade-run/stockade/internal/lbhost"
+	"github.com/stockade-run/stockade/internal/need"
 	"github.com/stockade-run/stockade/internal/plugintest"
 	"github.com/stockade-run/stockade/internal/pluginwire"
 )
@@ -179,7 +180,7 @@ func TestLegacyProfile(t *testing.T) {
 	for _, sdk := range series {
 		t.Run(sdk, func(t *testing.T) {
 			t.Parallel()
-			r := start(t, sdk, func(c *Config) { c.Uv, c.IndexURL = uvPath(t), index.URL })
+			r := start(t, sdk, func(c *Config) { c.Uv, c.IndexURL = need.UV(t), index.URL })
 			check(t, oldProfile(t, r))
 			for _, d := range []string{"plugins", ".plugin-staging", ".plugin-backups"} {
 				if left, err := os.ReadDir(filepath.Join(r.dir, d)); err != nil || len(left) != 0 {

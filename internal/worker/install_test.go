@@ -98,9 +98,7 @@ func TestInstall(t *testing.T) {
 			}
 			spec := installSpec(t, r, i, "toydep==1.0\n")
 			if strings.HasSuffix(kind, "uv") {
-				spec.Uv = filepath.Join(filepath.Dir(i.Path), "uv")
-				_, err := os.Stat(spec.Uv)
-				need.That(t, err == nil, "this test needs uv beside the newest SDK: make setup-sdk")
+				spec.Uv = need.UV(t)
 			}
 			if err := r.Install(t.Context(), spec); err != nil {
 				t.Fatalf("%v: %s", err, outputOf(err))
