@@ -16,7 +16,8 @@ const (
 	codeBusy       = "agent_runtime.daemon_busy"
 )
 
-// job is one job of one connection, from run.start until run.finished is written.
+// job is one job of one connection, from run.start until run.finished is about to be
+// written.
 type job struct {
 	id     string
 	lane   *lane

@@ -158,12 +158,13 @@ func (s *session) write(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+		if over != nil {
+			// Before the hub can know: what it sends next may be a job of the same id.
+			s.forget(over)
+		}
 		w, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.limits.StallTimeout)
 		err = s.conn.Write(w, websocket.MessageText, frame)
 		cancel()
-		if over != nil {
-			s.forget(over)
-		}
 		if err != nil {
 			return fmt.Errorf("write: %w", err)
 		}

@@ -238,6 +238,19 @@ func TestOutcomes(t *testing.T) {
 	}
 }
 
+// An id is free as soon as the hub reads run.finished, however quick its next start
+// is.
+func TestIDIsFreeAtItsEnd(t *testing.T) {
+	t.Parallel()
+	h := newFakeHub(t)
+	h.connect(t, "d", with(func(context.Context, string, json.RawMessage, func(json.RawMessage) error, MCP) error { return nil }))
+	c := h.ready(t)
+	for range 3000 {
+		c.send(start("again", "{}"))
+		c.until("again")
+	}
+}
+
 // until reads a job's frames up to run.finished.
 func (c *fakeConn) until(id string) string {
 	c.t.Helper()
