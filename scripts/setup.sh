@@ -11,6 +11,14 @@
 set -eu
 cd "$(dirname "$0")/.."
 
+# A package index may be slow to answer for a moment; once more is enough.
+again() {
+	"$@" && return
+	echo "setup: failed, trying once more: $*" >&2
+	sleep 10
+	"$@"
+}
+
 need=''
 want() { # program package
 	command -v "$1" >/dev/null 2>&1 || need="$need $2"
@@ -56,10 +64,12 @@ if [ -n "$need" ]; then
 	fi
 	echo "setup: installing Debian packages:$need"
 	export DEBIAN_FRONTEND=noninteractive
-	apt-get update -qq
+	again apt-get update -qq
 	# shellcheck disable=SC2086
-	apt-get install -y -qq --no-install-recommends $need >/dev/null
+	again apt-get install -y -qq --no-install-recommends $need >/dev/null
 fi
+
+if [ -n "$tests" ]; then again go mod download; fi
 
 # internal/demo/agents.go does the same for who runs the demo without make.
 if [ -n "$agents" ] && { [ ! -e .cache/agents/.installed ] || ! cmp -s testdata/agents/package-lock.json .cache/agents/package-lock.json; }; then
@@ -68,7 +78,7 @@ if [ -n "$agents" ] && { [ ! -e .cache/agents/.installed ] || ! cmp -s testdata/
 	rm -f .cache/agents/.installed
 	cp testdata/agents/package.json testdata/agents/package-lock.json testdata/agents/.npmrc .cache/agents/
 	# No package's script runs by itself; the one that is needed is run by name.
-	(cd .cache/agents && npm ci --ignore-scripts --no-audit --no-fund --loglevel=error && node node_modules/@anthropic-ai/claude-code/install.cjs)
+	(cd .cache/agents && again npm ci --ignore-scripts --no-audit --no-fund --loglevel=error && node node_modules/@anthropic-ai/claude-code/install.cjs)
 	touch .cache/agents/.installed
 fi
 
@@ -77,7 +87,7 @@ if [ -n "$runtimes" ] && { [ ! -e .cache/runsc/runsc ] || ! cmp -s testdata/runs
 	echo 'setup: building runsc of testdata/runsc into .cache/runsc (about 2 minutes)'
 	mkdir -p .cache/runsc
 	version=$(sed -n 's/.*gvisor.dev\/gvisor v0\.0\.0-\([0-9]\{8\}\).*/\1.0/p' testdata/runsc/go.mod)
-	(cd testdata/runsc && CGO_ENABLED=0 go build -trimpath -ldflags "-s -w -X gvisor.dev/gvisor/runsc/version.version=$version" \
+	(cd testdata/runsc && again env CGO_ENABLED=0 go build -trimpath -ldflags "-s -w -X gvisor.dev/gvisor/runsc/version.version=$version" \
 		-o ../../.cache/runsc/runsc gvisor.dev/gvisor/runsc)
 	cp testdata/runsc/go.sum .cache/runsc/.built
 fi
@@ -93,7 +103,7 @@ environments() { # what, directory, size
 		echo "setup: installing $1 $series into $env (about $3)"
 		rm -rf "$env"
 		python3 -m venv "$env"
-		"$env/bin/python" -m pip install --quiet --disable-pip-version-check --no-input -r "$lock"
+		again "$env/bin/python" -m pip install --quiet --disable-pip-version-check --no-input -r "$lock"
 		cp "$lock" "$env/.installed"
 	done
 }
