@@ -2,6 +2,7 @@ package pluginhost
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/stockade-run/stockade/internal/artifact"
@@ -27,8 +28,7 @@ func (m *Manager) Apply(ctx context.Context, b pluginwire.Context, archive []byt
 }
 
 func (m *Manager) applyNow(ctx context.Context, b pluginwire.Context, archive []byte, req pluginwire.ApplyRequest) (pluginwire.StateResult, error) {
-	m.interrupt(b, false)
-	unlock, err := m.keys.lock(ctx, b.InstallationUUID)
+	unlock, err := m.turn(ctx, change{b, false})
 	if err != nil {
 		return pluginwire.StateResult{}, err
 	}
@@ -138,16 +138,36 @@ type preparation struct {
 
 var errSuperseded error = errdefs.New(errdefs.Fenced, "the installation was superseded while its dependencies were prepared")
 
-// interrupt ends the preparing of an installation's dependencies if b will fence
-// it, or is it and shall be removed: without this either would wait for up to the
-// whole time an installer may take.
-func (m *Manager) interrupt(b pluginwire.Context, removal bool) {
+// change is an apply or a removal that waits for its turn.
+type change struct {
+	binding pluginwire.Context
+	removal bool
+}
+
+// turn waits for an installation's lock. Whose turn it is may be preparing
+// dependencies, or be about to, for up to the whole time an installer may take: if c
+// will fence it, or is its removal, that is ended.
+func (m *Manager) turn(ctx context.Context, c change) (unlock func(), err error) {
+	uuid := c.binding.InstallationUUID
 	m.mu.Lock()
-	defer m.mu.Unlock()
-	p, ok := m.preparing[b.InstallationUUID]
-	if ok && m.usable() == nil && (p.binding == b) == removal && m.table.Candidate(b) == nil {
+	m.changes[uuid] = append(m.changes[uuid], &c)
+	if p, ok := m.preparing[uuid]; ok && m.endsLocked(c, p.binding) {
 		p.cancel(errSuperseded)
 	}
+	m.mu.Unlock()
+	defer func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		if m.changes[uuid] = slices.DeleteFunc(m.changes[uuid], func(o *change) bool { return o == &c }); len(m.changes[uuid]) == 0 {
+			delete(m.changes, uuid)
+		}
+	}()
+	return m.keys.Take(ctx, uuid)
+}
+
+// endsLocked reports whether a change leaves no use for b's dependencies; mu is held.
+func (m *Manager) endsLocked(c change, b pluginwire.Context) bool {
+	return m.usable() == nil && (c.binding == b) == c.removal && m.table.Candidate(c.binding) == nil
 }
 
 // prepare gets the installation's dependency tree, within the limiter.
@@ -157,6 +177,9 @@ func (m *Manager) prepare(ctx context.Context, inst *installation) error {
 	uuid := inst.binding.InstallationUUID
 	m.mu.Lock()
 	m.preparing[uuid] = preparation{inst.binding, cancel}
+	if slices.ContainsFunc(m.changes[uuid], func(c *change) bool { return m.endsLocked(*c, inst.binding) }) {
+		cancel(errSuperseded) // it came before this began
+	}
 	m.mu.Unlock()
 	tree, err := m.prepareNow(ctx, inst)
 	m.mu.Lock()
@@ -229,8 +252,7 @@ func (m *Manager) launch(inst *installation) bool {
 // Remove ends an installation whose current binding is exactly b. Once begun it
 // is finished even when ctx ends; then the context's error is returned after it.
 func (m *Manager) Remove(ctx context.Context, b pluginwire.Context) (pluginwire.StateResult, error) {
-	m.interrupt(b, true)
-	unlock, err := m.keys.lock(ctx, b.InstallationUUID)
+	unlock, err := m.turn(ctx, change{b, true})
 	if err != nil {
 		return pluginwire.StateResult{}, err
 	}

@@ -179,41 +179,6 @@ func (r *rig) quietly(b pluginwire.Context, p pkg) pluginwire.StateResult {
 	return res
 }
 
-// IM-15: see rig.close, which counts the locks after every test, and
-// TestKeyLocks for the hand-off.
-func TestKeyLocks(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		var k keylocks
-		unlock, err := k.lock(t.Context(), "a")
-		if err != nil {
-			t.Fatal(err)
-		}
-		second := make(chan func())
-		go func() { u, _ := k.lock(context.Background(), "a"); second <- u }()
-		ctx, cancel := context.WithCancel(t.Context())
-		third := make(chan error)
-		go func() { _, err := k.lock(ctx, "a"); third <- err }()
-		synctest.Wait()
-		cancel()
-		if err := <-third; err == nil {
-			t.Error("a cancelled waiter got the lock")
-		}
-		if k.len() != 1 {
-			t.Errorf("%d entries", k.len())
-		}
-		unlock()
-		u := <-second
-		if k.len() != 1 {
-			t.Errorf("%d entries after the hand-off", k.len())
-		}
-		u()
-		if k.len() != 0 {
-			t.Errorf("%d entries at the end", k.len())
-		}
-	})
-}
-
 // IM-24, IM-25, IM-27: a tree that cannot be prepared fails the installation with
 // its reason and starts nothing, in every profile; the same binding may be applied
 // again. What is not ours to show is not shown.
@@ -280,6 +245,51 @@ func TestNewerRevisionInterruptsPreparing(t *testing.T) {
 			r.t.Errorf("%+v", res)
 		}
 	})
+}
+
+// A newer revision, or a removal, that was already waiting when the older one's
+// preparing began ends it just as well.
+func TestChangeThatWaitsInterruptsPreparing(t *testing.T) {
+	for name, removal := range map[string]bool{"revision": false, "removal": true} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, pluginwire.ProfileOSS, policy(), func(r *rig) {
+				p, q := pack(r.t, "toy", "1"), pack(r.t, "toy", "2")
+				old, next := p.bind("inst-a", 1, 1), q.bind("inst-a", 1, 2)
+				r.trees.set(func(ctx context.Context, digest string) error {
+					if digest == p.digest {
+						<-ctx.Done()
+						return ctx.Err()
+					}
+					return nil
+				})
+				unlock, err := r.m.keys.Take(r.t.Context(), "inst-a")
+				if err != nil {
+					r.t.Fatal(err)
+				}
+				first := make(chan pluginwire.StateResult, 1)
+				go func() { first <- r.quietly(old, p) }()
+				synctest.Wait()
+				done := make(chan struct{})
+				go func() {
+					defer close(done)
+					if removal {
+						r.remove(old)
+					} else {
+						r.apply(next, q, true, pluginwire.ModeDedicated)
+					}
+				}()
+				synctest.Wait()
+				unlock()
+				<-done
+				if res := <-first; res.State != pluginwire.StateSuperseded {
+					r.t.Errorf("%+v", res)
+				}
+				if n := len(r.m.changes); n != 0 {
+					r.t.Errorf("%d changes are remembered", n)
+				}
+			})
+		})
+	}
 }
 
 // An apply whose caller leaves while dependencies are prepared leaves a failed
@@ -371,7 +381,7 @@ func TestReconcileLosesToNewerApply(t *testing.T) {
 		p := pack(r.t, "toy", "1")
 		old, next := p.bind("inst-a", 1, 1), p.bind("inst-a", 1, 2)
 		r.run(old, p, pluginwire.ModeDedicated)
-		unlock, err := r.m.keys.lock(r.t.Context(), "inst-a")
+		unlock, err := r.m.keys.Take(r.t.Context(), "inst-a")
 		if err != nil {
 			r.t.Fatal(err)
 		}

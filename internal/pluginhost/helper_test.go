@@ -115,7 +115,7 @@ func (r *rig) close() {
 		r.t.Errorf("shutdown: %v", err)
 	}
 	r.host.close()
-	if n := r.m.keys.len(); n != 0 {
+	if n := r.m.keys.Len(); n != 0 {
 		r.t.Errorf("%d installation locks are left", n)
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/stockade-run/stockade/internal/registration"
 	"github.com/stockade-run/stockade/internal/restart/gate"
 	"github.com/stockade-run/stockade/internal/rpc"
+	"github.com/stockade-run/stockade/internal/turns"
 	"github.com/stockade-run/stockade/internal/worker"
 )
 
@@ -27,9 +28,9 @@ type Manager struct {
 	log     *slog.Logger
 	root    string // DataDir/plugin-runtime
 	debug   *registration.DebugTokens
-	keys    keylocks // per installation
-	ready   tokens   // one: Configure
-	recon   tokens   // one: Reconcile
+	keys    turns.Turns // per installation
+	ready   tokens      // one: Configure
+	recon   tokens      // one: Reconcile
 	counter counters
 	uses    *lastUse
 	budget  *rpc.Budget   // of all workers' connections
@@ -56,6 +57,7 @@ type Manager struct {
 	installs  map[pluginwire.Context]*installation
 	managed   map[string]pluginwire.Context // what apply made current; authorised bindings of legacy plugins are not here
 	preparing map[string]preparation        // by installation
+	changes   map[string][]*change          // by installation: who waits for its turn
 	pools     map[string]*pool              // by artifact digest; a draining one is still there
 	others    []*Plugin                     // plugins under development and legacy ones, oldest first
 	legacy    map[string]*legacyUnit
@@ -100,7 +102,7 @@ func New(cfg Config) (*Manager, error) {
 		cfg: cfg, log: log, root: root, uses: openLastUse(root, log),
 		debug: registration.NewDebug(), ready: make(tokens, 1), recon: make(tokens, 1), limiter: make(tokens, 1),
 		life: life, end: end, budget: rpc.NewBudget(InboundBytes), pinned: make(chan struct{}),
-		installs: map[pluginwire.Context]*installation{}, managed: map[string]pluginwire.Context{}, preparing: map[string]preparation{},
+		installs: map[pluginwire.Context]*installation{}, managed: map[string]pluginwire.Context{}, preparing: map[string]preparation{}, changes: map[string][]*change{},
 		pools: map[string]*pool{}, legacy: map[string]*legacyUnit{},
 	}, nil
 }
@@ -147,6 +149,9 @@ func (m *Manager) Configure(ctx context.Context, rc pluginwire.RuntimeConfig) er
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if m.closing { // since it was asked: nobody else would close the launcher
+		return joinClose(errClosing(), launcher)
+	}
 	m.launcher, m.trees, m.gate, m.table = launcher, trees, g, table
 	m.pending = registration.New(p.MaxPendingRegistrations)
 	m.limiter = make(tokens, max(1, p.MaxConcurrentRestarts))

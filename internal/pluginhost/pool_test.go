@@ -285,6 +285,35 @@ func TestPoolSlotFailsAlone(t *testing.T) {
 	}
 }
 
+// An update that fails before the worker hears of it ends the slot there too: what
+// is failed does not live on in the worker.
+func TestPoolUpdateFailsEarly(t *testing.T) {
+	inBubble(t, pluginwire.ProfileShared, policy(), func(r *rig) {
+		p, a, b := r.pair()
+		w := r.launcher.nth(0)
+		handle := r.plugin(a)
+		r.host.answer(func(_ context.Context, in *rpc.Inbound) (any, error, bool) {
+			return nil, errors.New("no settings"), in.Action == pluginwire.ActionGetPluginSettings && in.Context == a
+		})
+		r.apply(a, p, true, inPool)
+		synctest.Wait()
+		if st, code, _ := r.record(a); st != pluginwire.StateFailed || code != pluginwire.ErrorSlotAttach {
+			r.t.Fatalf("%s %s", st, code)
+		}
+		select {
+		case <-handle.Gone():
+		default:
+			r.t.Error("the slot's handle lives on")
+		}
+		if w.setting(a) != "" || w.setting(b) == "" {
+			r.t.Errorf("the worker has settings %q of the failed slot, %q of its sibling", w.setting(a), w.setting(b))
+		}
+		r.host.answer(nil)
+		r.run(a, p, inPool)
+		r.call(b)
+	})
+}
+
 // IM-41, IM-50: a connection that was not made by the pool's launch cannot
 // register with its capability, and does not use it up.
 func TestPoolCapabilityIsOfItsLaunch(t *testing.T) {

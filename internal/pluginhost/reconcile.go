@@ -129,8 +129,7 @@ func (m *Manager) withdrawAll(ctx context.Context, active, next map[string]plugi
 // withdraw removes a binding that a reconcile does not want, if it is still the
 // current one; a newer apply that came meanwhile wins.
 func (m *Manager) withdraw(ctx context.Context, uuid string, b pluginwire.Context) (bool, error) {
-	m.interrupt(b, true)
-	unlock, err := m.keys.lock(ctx, uuid)
+	unlock, err := m.turn(ctx, change{b, true})
 	if err != nil {
 		return false, err
 	}

@@ -89,3 +89,20 @@ func TestHealth(t *testing.T) {
 		}
 	})
 }
+
+// What is configured while the runtime shuts down leaves no launcher behind.
+func TestShutdownWhileConfiguring(t *testing.T) {
+	r := newRig(t, t.TempDir())
+	defer r.host.close()
+	r.m.cfg.Launchers = func(pluginwire.RuntimeConfig) (worker.Launcher, error) {
+		if err := r.m.Shutdown(t.Context()); err != nil {
+			t.Error(err)
+		}
+		return r.launcher, nil
+	}
+	err := r.m.Configure(t.Context(), runtimeConfig(pluginwire.ProfileOSS, policy()))
+	isCode(t, err, errdefs.Unavailable)
+	if _, set := r.m.Configured(); set || !r.launcher.closed {
+		t.Errorf("configured %v, launcher closed %v", set, r.launcher.closed)
+	}
+}

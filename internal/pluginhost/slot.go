@@ -67,27 +67,32 @@ func (m *Manager) attach(ctx context.Context, l *link, s *slot) {
 		m.counter.attached.Add(1)
 		return
 	}
-	if ctx.Err() != nil || !m.slotCurrent(l, s) {
+	late := errors.Is(context.Cause(bounded), errAttachLate)
+	if late {
+		err = errAttachLate
+	}
+	m.mu.Lock()
+	if ctx.Err() != nil || !m.slotCurrentLocked(l, s) {
+		m.mu.Unlock()
 		return // fenced, detached, or the worker has gone: who did that tells the worker, and the record
 	}
-	if told {
-		m.tellDetached(l, inst.binding)
-	}
-	if errors.Is(context.Cause(bounded), errAttachLate) {
-		err = errAttachLate
-		m.counter.attachTimeouts.Add(1)
-	}
-	m.counter.attachFailures.Add(1)
-	m.mu.Lock()
 	gone := inst.plugin
 	inst.plugin, s.ready = nil, false
 	inst.state, inst.code, inst.message = pluginwire.StateFailed, pluginwire.ErrorSlotAttach, errText(err)
 	m.mu.Unlock()
+	m.counter.attachFailures.Add(1)
+	if late {
+		m.counter.attachTimeouts.Add(1)
+	}
 	if gone != nil {
 		gone.end(errDisconnected(gone.ID()))
 	}
 	inst.logs.Add(time.Now(), "ERROR", errText(err))
 	m.log.Warn("a plugin slot could not be attached", "installation", inst.binding.InstallationUUID, "err", err)
+	if told || gone != nil { // an update that failed early: the worker still has the slot as it was
+		l.conn.CancelMatching(inst.binding)
+		m.tellDetached(l, inst.binding)
+	}
 }
 
 // slotCurrent reports whether a slot is still to be attached over a link.

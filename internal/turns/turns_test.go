@@ -8,6 +8,7 @@ import (
 	"testing"
 )
 
+// IM-15 as well: an entry survives the hand-off to a waiter and goes with the last one.
 func TestTurns(t *testing.T) {
 	t.Parallel()
 	var turns Turns
