@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -40,6 +41,8 @@ type keeper struct {
 	jobs   chan func()
 	done   chan struct{} // closed when loop may end
 
+	killQueued atomic.Bool // a kill waits for the worker
+
 	mu      sync.Mutex
 	view    wire.ProcState // without Stdin and Log until it has ended
 	logEnd  bool           // the view's Rev counts the end of the log, or its failure
@@ -56,7 +59,7 @@ func newKeeper(dir string, cfg Config, id identity, log *slog.Logger) (*keeper, 
 		dir: dir, cfg: cfg, id: id, log: log, clock: newClock(), cgroup: cgroup.New(cfg.CgroupRoot, cfg.Cgroup),
 		input:  newInput(cfg.Spec.Stdin || cfg.Spec.PTY != nil, cfg.Spec.PTY != nil),
 		events: make(chan process.KeepEvent, 16),
-		jobs:   make(chan func(), 64),
+		jobs:   make(chan func(), 16),
 		done:   make(chan struct{}),
 		view:   wire.ProcState{ID: cfg.Spec.ID, Box: cfg.Spec.Box, Rev: 1, Phase: wire.PhaseAccepted},
 		initFD: -1, tty: -1,
@@ -173,7 +176,14 @@ func (k *keeper) carryOut(effect process.KeepEffect) {
 		}
 	case process.KillTree:
 		k.killInit()
-		k.work(k.kill)
+		// Ordered again and again while the tree does not die, and each time may take
+		// killPatience: one that waits is enough.
+		if !k.killQueued.Swap(true) {
+			k.work(func() {
+				k.killQueued.Store(false)
+				k.kill()
+			})
+		}
 	case process.LiftCap:
 		k.lift()
 	case process.ReadOOM:
@@ -207,16 +217,9 @@ func (k *keeper) lift() {
 	}
 }
 
-// work queues a job for the worker. A full queue means that the worker hangs in
-// the kernel: what the machine orders again anyway is dropped, nothing else can
-// be ordered 64 times.
-func (k *keeper) work(job func()) {
-	select {
-	case k.jobs <- job:
-	default:
-		k.log.Warn("the worker does not keep up")
-	}
-}
+// work queues a job for the worker. It does not block: of each kind of job the
+// machine orders one, and the next only when that was answered, or see KillTree.
+func (k *keeper) work(job func()) { k.jobs <- job }
 
 // worker carries out the jobs.
 func (k *keeper) worker() {
