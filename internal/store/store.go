@@ -295,6 +295,8 @@ type Store interface {
 	DeleteBox(ctx context.Context, id string) error
 	// IdleBoxes returns ready boxes whose Used + IdleMillis is before now and
 	// that hold no live process, no unfinished run and no fence; longest unused first.
+	// What begins in a box touches it, and so does the end of a run and the lifting
+	// of a fence, because the time that counts is the time without them.
 	IdleBoxes(ctx context.Context, now time.Time) ([]Box, error)
 
 	// CreateRun inserts r, active, if its box is ready and in the same workspace
@@ -306,7 +308,8 @@ type Store interface {
 	CreateRun(ctx context.Context, r Run, c Capacity) error
 	Run(ctx context.Context, s Scope, id string) (Run, error)
 	// SetRunState moves it forward: active, finishing, finished. Moving to where
-	// it is changes nothing, back is a conflict. To finished sets Finished to at.
+	// it is changes nothing, back is a conflict. To finished sets Finished to at and
+	// touches the box.
 	// Returns the run as recorded.
 	SetRunState(ctx context.Context, id string, state api.RunState, at time.Time) (Run, error)
 	// AddRunUsage adds to the counters of one model grant, which stop at
@@ -342,7 +345,7 @@ type Store interface {
 	// with it. What identifies a process - request id, digest, workspace, run,
 	// target, box, generation, time of creation - never changes (invalid), nor does
 	// Spec. A raised fence must be p's own (invalid); lifting one that is lifted
-	// already, or a second receipt, is a conflict.
+	// already, or a second receipt, is a conflict. Lifting touches the box.
 	SaveProcess(ctx context.Context, p Process, c Change) (version int64, err error)
 	Process(ctx context.Context, s Scope, handle string) (Process, error)
 	ProcessByRequest(ctx context.Context, s Scope, run, requestID string) (Process, error)

@@ -224,6 +224,14 @@ func (t *tx) touch(id string, used time.Time) error {
 	return err
 }
 
+// touchKept touches a box unless it is forgotten already.
+func (t *tx) touchKept(id string, at time.Time) error {
+	if err := t.touch(id, at); err != nil && !errdefs.Is(err, errdefs.NotFound) {
+		return err
+	}
+	return nil
+}
+
 // DeleteBox implements [store.Store].
 func (s *Store) DeleteBox(ctx context.Context, id string) error {
 	return s.change(ctx, "deleting a box", func(t *tx) error {

@@ -44,6 +44,9 @@ func (t *tx) apply(p *store.Process, ch store.Change) error {
 			}
 			return errdefs.New(errdefs.Conflict, "the fence %s is lifted already", c.ID)
 		}
+		if err := t.touchKept(p.Box, c.At); err != nil {
+			return err
+		}
 	}
 	if r := ch.Receipt; r != nil {
 		body, err := json.Marshal(r.Body)

@@ -111,7 +111,7 @@ func (s *Store) CreateProcess(ctx context.Context, p store.Process, c store.Capa
 			return err
 		}
 		// A tombstone may name a box that is gone; there is then nothing to touch.
-		if err := t.touch(p.Box, p.Created); err != nil && !errdefs.Is(err, errdefs.NotFound) {
+		if err := t.touchKept(p.Box, p.Created); err != nil {
 			return err
 		}
 		got, created = truncated(p), true

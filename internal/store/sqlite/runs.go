@@ -153,6 +153,9 @@ func (s *Store) SetRunState(ctx context.Context, id string, state api.RunState, 
 		got.State = state
 		if state == api.RunFinished {
 			got.Finished = truncateMaybe(&at)
+			if err := t.touchKept(got.Box, at); err != nil {
+				return err
+			}
 		}
 		_, err = t.exec(`UPDATE runs SET state = ?, finished = ? WHERE id = ?`, string(state), microsOrNull(got.Finished), id)
 		return err

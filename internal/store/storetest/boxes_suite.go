@@ -180,4 +180,24 @@ func testBoxIdle(w *world) {
 	w.is(idle(later), []string{b.ID})
 	w.save(p, store.Change{ClearFence: &store.Clear{ID: f.ID, By: "key_1", Reason: "r", At: epoch}})
 	w.is(idle(later), []string{b.ID, a.ID})
+
+	// The time begins when the last of them ends, however long it took: what a run
+	// of hours has made is not gone with it.
+	r = w.run(a)
+	p = w.process(r)
+	_, err = w.s.SetRunState(w.ctx, r.ID, api.RunFinishing, epoch.Add(4*time.Hour))
+	w.ok(err)
+	_, err = w.s.SetRunState(w.ctx, r.ID, api.RunFinished, epoch.Add(5*time.Hour))
+	w.ok(err)
+	_, err = w.s.SetRunState(w.ctx, r.ID, api.RunFinished, epoch.Add(9*time.Hour)) // changes nothing
+	w.ok(err)
+	f = w.newFence(p, p.Box)
+	p.State = api.StateFenced
+	p = w.save(p, store.Change{Fence: f})
+	got, err := w.s.Box(w.ctx, all, a.ID)
+	w.ok(err)
+	w.is(got.Used, cut(epoch.Add(5*time.Hour)))
+	w.save(p, store.Change{ClearFence: &store.Clear{ID: f.ID, By: "key_1", Reason: "r", At: epoch.Add(7 * time.Hour)}})
+	w.is(idle(epoch.Add(7*time.Hour+time.Second)), []string{b.ID})
+	w.is(idle(epoch.Add(7*time.Hour+2*time.Second)), []string{b.ID, a.ID})
 }

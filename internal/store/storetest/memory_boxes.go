@@ -288,6 +288,7 @@ func (m *Memory) SetRunState(ctx context.Context, id string, state api.RunState,
 	}
 	if state == api.RunFinished && r.State != state {
 		r.Finished = cutMaybe(&at)
+		_ = m.touch(r.Box, at) // which may be forgotten
 	}
 	r.State = state
 	return clone(*r), nil

@@ -143,6 +143,7 @@ func (m *Memory) SaveProcess(ctx context.Context, p store.Process, ch store.Chan
 		j, _ := find(m.fences, fenceID, c.ID)
 		f := &m.fences[j]
 		f.Cleared, f.ClearedBy, f.ClearReason = cutMaybe(&c.At), c.By, c.Reason
+		_ = m.touch(p.Box, c.At) // which may be forgotten
 	}
 	if r := ch.Receipt; r != nil {
 		v := clone(*r)
