@@ -30,8 +30,12 @@ const (
 	// once. Ours: without it 128 messages of the largest size are 2 GiB.
 	InflightBytes = 64 << 20
 	// ReservedLane is how many more may run of those that must not wait behind
-	// others: __cancel_action, the control connection's __ping, register_plugin.
+	// others: the control connection's __ping, register_plugin.
 	ReservedLane = 4
+	// CancelLane is how many __cancel_action may run: one for each of the others. Ours;
+	// in the reserved lane, where the peers have them, most of a burst would be refused,
+	// and what they were to cancel would go on.
+	CancelLane = MaxInflight + ReservedLane
 	// AckLane is how many answers of the connection itself (acknowledgements of
 	// stream frames, "busy") wait to be written before reading pauses.
 	AckLane = 128
@@ -52,7 +56,6 @@ const (
 // The times of the protocol.
 const (
 	DefaultTimeout = 15 * time.Second // of a call that names none, and of each frame of a stream
-	CancelTimeout  = 5 * time.Second  // a best-effort __cancel_action
 	// MaxTimeout bounds a time that a plugin asks for in a payload: the longest in
 	// the table of actions.
 	MaxTimeout = 1200 * time.Second

@@ -113,7 +113,7 @@ func (c *Conn) sendRequest(ctx context.Context, expired <-chan time.Time, r *plu
 	buf := lend()
 	defer func() { giveBack(buf) }()
 	*buf = pluginwire.AppendRequest((*buf)[:0], r)
-	return c.send(ctx, expired, *buf)
+	return c.send(ctx, expired, *buf, nil)
 }
 
 // cancelPeer tells the peer that nobody waits for id any more. Nobody waits for the

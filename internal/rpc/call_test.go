@@ -101,6 +101,26 @@ func TestCall(t *testing.T) {
 	})
 }
 
+// TestAnswerInHand: a call whose answer is being told cannot be given up at that moment
+// and be lent to the next, which would get the answer of the first.
+func TestAnswerInHand(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c := New(Stdio(nil, nil, nil), Config{})
+		k := &call{action: "a", answer: make(chan result)} // nobody takes it yet
+		id, err := c.expect(k)
+		if err != nil {
+			t.Fatal(err)
+		}
+		go c.route(&pluginwire.Response{ID: id}, false)
+		synctest.Wait()
+		if c.forget(id) {
+			t.Error("the call was given up while its answer was on its way to it")
+		}
+		<-k.answer
+	})
+}
+
 func TestCallRefusedHere(t *testing.T) {
 	t.Parallel()
 	s := scripted(t, Config{})

@@ -47,10 +47,10 @@ type Conn struct {
 	waiting  map[int64]waiter
 	inbound  map[*Inbound]struct{}
 	bySeq    map[int64]*Inbound
-	running  [2]int   // by lane
-	held     int      // bytes of the data of inbound
-	answers  [][]byte // of the connection itself, to be written
-	writing  bool     // a goroutine writes answers
+	running  [lanes]int // by lane
+	held     int        // bytes of the data of inbound
+	answers  [][]byte   // of the connection itself, to be written
+	writing  bool       // a goroutine writes answers
 	haveRoom *sync.Cond
 	free     []*call
 
@@ -211,6 +211,11 @@ func (c *Conn) read() error {
 func (c *Conn) route(r *pluginwire.Response, own bool) {
 	c.mu.Lock()
 	w := c.waiting[r.ID]
+	if _, once := w.(*call); once {
+		// Taken before it is told: whoever finds it gone waits for what comes, and whoever
+		// finds it may use it again.
+		delete(c.waiting, r.ID)
+	}
 	c.mu.Unlock()
 	if w == nil {
 		c.late.Add(1)
@@ -272,13 +277,16 @@ func (c *Conn) take(ctx context.Context, expired <-chan time.Time) error {
 
 // send writes one message when it is its turn. Once begun, a write is not abandoned.
 // Every error but that of a message that is too large means that nothing went out, or
-// that the connection has ended.
-func (c *Conn) send(ctx context.Context, expired <-chan time.Time, msg []byte) error {
+// that the connection has ended. last is the action whose answer ends with it, or nil.
+func (c *Conn) send(ctx context.Context, expired <-chan time.Time, msg []byte, last *Inbound) error {
 	if len(msg) > pluginwire.MaxMessage {
 		return pluginwire.ErrTooLarge
 	}
 	if err := c.take(ctx, expired); err != nil {
 		return err
+	}
+	if last != nil {
+		c.leave(last)
 	}
 	err := c.t.Write(msg)
 	<-c.turn
@@ -314,7 +322,7 @@ func (c *Conn) writeAnswers() {
 		c.answers = nil
 		c.mu.Unlock()
 		for _, msg := range batch {
-			if c.send(context.Background(), nil, msg) != nil {
+			if c.send(context.Background(), nil, msg, nil) != nil {
 				break
 			}
 		}

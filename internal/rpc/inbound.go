@@ -16,7 +16,7 @@ import (
 // to the Handler.
 type Inbound struct {
 	Action  string
-	Data    json.RawMessage    // a valid JSON object, its own copy
+	Data    json.RawMessage    // a valid JSON object, its own copy; nil of a __cancel_action
 	Conn    *Conn              // that it came on
 	Value   any                // Admit may leave something for the Handler
 	Context pluginwire.Context // as it came; Admit may set the effective one
@@ -28,6 +28,7 @@ type Inbound struct {
 	id     int64
 	seq    json.RawMessage
 	lane   lane
+	target int64              // of a __cancel_action
 	size   int                // of Data, as it counts
 	came   pluginwire.Context // Context as it came
 	ctx    context.Context
@@ -38,6 +39,7 @@ type Inbound struct {
 	known    bool          // Context is the effective one
 	over     bool          // cancelled: nothing more is sent
 	answered bool          // the answer is being written: too late to cancel
+	left     bool          // its lane is free, and nobody finds it
 	ended    chan struct{} // made when somebody waits for the end
 	knows    chan struct{} // made when somebody waits for the context
 
@@ -49,6 +51,8 @@ type lane int
 const (
 	laneNormal lane = iota
 	laneReserved
+	laneCancel // its actions hold no data
+	lanes
 )
 
 // flow is the sending side of one flow-controlled stream.
@@ -76,14 +80,23 @@ func (c *Conn) request(r *pluginwire.Request, owned bool) {
 		return
 	}
 	in := &Inbound{Action: r.Action, Conn: c, Context: on, HasContext: !on.IsZero(), WantsStream: r.FlowControl, id: r.ID, came: on}
-	in.lane = laneNormal
 	limit := pluginwire.MaxInflight
-	if r.Action == pluginwire.ActionCancelAction || c.cfg.Reserved != nil && c.cfg.Reserved(r.Action) {
+	switch {
+	case r.Action == pluginwire.ActionCancelAction:
+		in.lane, limit = laneCancel, pluginwire.CancelLane
+		if in.target, err = pluginwire.IntField(r.Data, "seq_id"); err != nil {
+			c.refuse(r.Seq, pluginwire.FromError(err))
+			return
+		}
+	case c.cfg.Reserved != nil && c.cfg.Reserved(r.Action):
 		in.lane, limit = laneReserved, pluginwire.ReservedLane
 	}
-	if owned {
+	switch {
+	case in.lane == laneCancel:
+		in.seq = keep(r.Seq, false) // what it says was read
+	case owned:
 		in.Data, in.seq = keep(r.Data, true), keep(r.Seq, true)
-	} else {
+	default:
 		own := make([]byte, 0, len(r.Data)+len(r.Seq))
 		own = append(append(own, r.Data...), r.Seq...)
 		in.Data, in.seq = own[:len(r.Data):len(r.Data)], own[len(r.Data):]
@@ -151,8 +164,20 @@ func (in *Inbound) run() {
 	c := in.Conn
 	data, err := in.handle()
 	c.finish(in, data, err)
+	c.leave(in)
 	in.cancel(ErrCancelled)
+}
+
+// leave gives up what an action holds of the connection. That is before its answer goes
+// out, for a peer that has it may ask the next at once; and not before the answer's turn
+// has come, so that a peer that reads nothing has no more than its lanes.
+func (c *Conn) leave(in *Inbound) {
 	c.mu.Lock()
+	defer c.mu.Unlock()
+	if in.left {
+		return
+	}
+	in.left = true
 	c.running[in.lane]--
 	c.cfg.Budget.move(c.held, c.held-in.size, true)
 	c.held -= in.size
@@ -167,7 +192,6 @@ func (in *Inbound) run() {
 		}
 	}
 	in.ended, in.knows = nil, nil
-	c.mu.Unlock()
 }
 
 // handle runs the action and returns the data of its answer.
@@ -226,9 +250,9 @@ func (c *Conn) finish(in *Inbound, data json.RawMessage, err error) {
 		}
 		r.Data, r.Chunk = nil, pluginwire.ChunkEnd
 	}
-	if err := c.reply(in.ctx, &r); err != nil && errors.Is(err, pluginwire.ErrTooLarge) {
+	if err := c.reply(in.ctx, &r, in); err != nil && errors.Is(err, pluginwire.ErrTooLarge) {
 		c.log.Warn("an answer was too large", "action", in.Action, "bytes", len(r.Data))
-		_ = c.reply(in.ctx, &pluginwire.Response{Seq: in.seq, Code: 1, Message: pluginwire.FromError(err)})
+		_ = c.reply(in.ctx, &pluginwire.Response{Seq: in.seq, Code: 1, Message: pluginwire.FromError(err)}, in)
 	}
 }
 
@@ -245,12 +269,13 @@ func (c *Conn) describe(r *pluginwire.Response, in *Inbound, err error) {
 	r.Message = pluginwire.FromError(err)
 }
 
-// reply writes one response when it is its turn.
-func (c *Conn) reply(ctx context.Context, r *pluginwire.Response) error {
+// reply writes one response when it is its turn. last is the action that it is the last
+// of, nil if more follows.
+func (c *Conn) reply(ctx context.Context, r *pluginwire.Response, last *Inbound) error {
 	buf := lend()
 	defer func() { giveBack(buf) }()
 	*buf = pluginwire.AppendResponse((*buf)[:0], r)
-	return c.send(ctx, nil, *buf)
+	return c.send(ctx, nil, *buf, last)
 }
 
 // BeginStream says that the answer is a stream, even if no frame comes.
@@ -281,13 +306,13 @@ func (in *Inbound) SendError(ctx context.Context, err error) error {
 	in.stream = true
 	r := pluginwire.Response{Seq: in.seq}
 	in.Conn.describe(&r, in, err)
-	return in.Conn.reply(ctx, &r)
+	return in.Conn.reply(ctx, &r, nil)
 }
 
 func (c *Conn) sendFrame(ctx context.Context, in *Inbound, raw json.RawMessage) error {
 	r := pluginwire.Response{Seq: in.seq, Data: raw}
 	if !in.WantsStream {
-		return c.reply(ctx, &r)
+		return c.reply(ctx, &r, nil)
 	}
 	buf := lend()
 	defer func() { giveBack(buf) }()
@@ -301,7 +326,7 @@ func (c *Conn) sendFrame(ctx context.Context, in *Inbound, raw json.RawMessage) 
 	if err := in.window(ctx); err != nil {
 		return err
 	}
-	return c.send(ctx, nil, *buf)
+	return c.send(ctx, nil, *buf, nil)
 }
 
 // window waits until one more frame may be unacknowledged, and counts it.
@@ -403,18 +428,11 @@ func ackOf(data json.RawMessage) (id, index int64, err error) {
 // cancelAction runs a __cancel_action that was admitted. It waits until the context of
 // the action it names is known.
 func (c *Conn) cancelAction(in *Inbound) (json.RawMessage, error) {
-	id, err := pluginwire.IntField(in.Data, "seq_id")
-	if err != nil {
-		return nil, err
-	}
 	done := false
 	c.mu.Lock()
-	target := c.bySeq[id]
+	target := c.bySeq[in.target]
 	if target != nil && !target.known && target != in {
-		if target.knows == nil {
-			target.knows = make(chan struct{})
-		}
-		knows := target.knows
+		knows := target.knowsLocked()
 		c.mu.Unlock()
 		select {
 		case <-knows:
@@ -431,6 +449,14 @@ func (c *Conn) cancelAction(in *Inbound) (json.RawMessage, error) {
 		return json.RawMessage(`{"cancelled":true}`), nil
 	}
 	return json.RawMessage(`{"cancelled":false}`), nil
+}
+
+// knowsLocked is closed when the action's context is known, or it has ended.
+func (in *Inbound) knowsLocked() <-chan struct{} {
+	if in.knows == nil {
+		in.knows = make(chan struct{})
+	}
+	return in.knows
 }
 
 // cancelLocked cancels one action, unless its answer is on its way.
@@ -459,11 +485,23 @@ func (c *Conn) CancelInbound() int {
 }
 
 // CancelMatching cancels the inbound actions in flight whose effective context is on,
-// waits until they have ended and returns how many those were. A handler must not call
-// it for its own context.
+// waits until they have ended and returns how many those were. What Admit is being asked
+// about is waited for: it may have been admitted, and be none of those that run yet. A
+// handler must not call it for its own context, nor hold what Admit waits for.
 func (c *Conn) CancelMatching(on pluginwire.Context) int {
 	var ends []chan struct{}
+	var asked []<-chan struct{}
 	n := 0
+	c.mu.Lock()
+	for in := range c.inbound {
+		if !in.known {
+			asked = append(asked, in.knowsLocked())
+		}
+	}
+	c.mu.Unlock()
+	for _, knows := range asked {
+		<-knows
+	}
 	c.mu.Lock()
 	for in := range c.inbound {
 		if !in.known || in.Context != on {

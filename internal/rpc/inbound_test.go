@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -130,10 +131,11 @@ func TestLanes(t *testing.T) {
 		s.want(bad("2000", "RuntimeError: connection is busy (max 128 concurrent actions)"),
 			bad("2001", "RuntimeError: connection is busy (max 128 concurrent actions)"),
 			bad("2002", "RuntimeError: connection is busy (max 4 concurrent actions)"))
-		// The reserved lane is full too, so a cancel must be refused, not queued.
+		// The reserved lane is full too, and a cancel passes all the same.
 		s.send(cancels(2003, 0, ""))
-		s.want(bad("2003", "RuntimeError: connection is busy (max 4 concurrent actions)"))
-		if n := s.conn.Counters(); n.InFlight != pluginwire.MaxInflight+pluginwire.ReservedLane || n.Busy != 4 {
+		s.want(ok("2003", `{"cancelled":true}`))
+		synctest.Wait()
+		if n := s.conn.Counters(); n.InFlight != pluginwire.MaxInflight+pluginwire.ReservedLane-1 || n.Busy != 3 {
 			t.Errorf("counters %+v", n)
 		}
 		// Calls of our own pass all the same.
@@ -141,14 +143,118 @@ func TestLanes(t *testing.T) {
 		s.want(`{"seq_id":101,"action":"out","data":{}}`)
 		s.send(ok("101", "{}"))
 		close(h.release)
-		for range pluginwire.MaxInflight + pluginwire.ReservedLane {
+		for range pluginwire.MaxInflight + pluginwire.ReservedLane - 1 {
 			<-s.seen
 		}
-		synctest.Wait()
 		s.send(asked(3000, "quick", `{}`, ""))
 		s.want(ok("3000", "{}"))
 		s.end()
 	})
+}
+
+// eager is a transport whose peer has its next request ready: it comes before the write
+// of an answer has returned.
+type eager struct {
+	in    chan []byte
+	again chan struct{} // the reader has come back: it is through with what it had
+	on    func(answer string)
+	done  chan struct{}
+}
+
+func (e *eager) Read() ([]byte, error) {
+	e.again <- struct{}{}
+	select {
+	case m := <-e.in:
+		return m, nil
+	case <-e.done:
+		return nil, io.EOF
+	}
+}
+
+func (e *eager) Write(msg []byte) error {
+	e.on(string(msg))
+	return nil
+}
+
+func (e *eager) Close() error { return nil }
+
+func (e *eager) feed(msg string) {
+	e.in <- []byte(msg)
+	<-e.again
+}
+
+// TestLaneIsFreeWithTheAnswer: a peer that keeps every lane busy asks again as soon as it
+// has an answer, and is never told that there is no room.
+func TestLaneIsFreeWithTheAnswer(t *testing.T) {
+	t.Parallel()
+	for _, vip := range []bool{false, true} {
+		h := newHold()
+		e := &eager{in: make(chan []byte), again: make(chan struct{}, 1), done: make(chan struct{})}
+		left := 50
+		var answers []string
+		over := make(chan struct{})
+		quick, lane := "quick", pluginwire.MaxInflight
+		if vip {
+			quick, lane = "vip", pluginwire.ReservedLane
+		}
+		e.on = func(answer string) {
+			answers = append(answers, answer)
+			switch left--; {
+			case left > 0:
+				e.feed(asked(1000+left, quick, `{}`, ""))
+			case left == 0:
+				close(over)
+			}
+		}
+		c := New(e, Config{InflightBytes: len(`{}`) * pluginwire.MaxInflight, Reserved: func(a string) bool { return strings.HasPrefix(a, "vip") },
+			Handle: func(ctx context.Context, in *Inbound) (any, error) {
+				if in.Action == "vip" {
+					return nil, nil
+				}
+				return h.handle(ctx, in)
+			}})
+		run := make(chan error, 1)
+		go func() { run <- c.Run(context.Background()) }()
+		<-e.again
+		for i := range lane - 1 {
+			e.feed(asked(i, quick+"-hold", `{}`, ""))
+		}
+		e.feed(asked(1000, quick, `{}`, ""))
+		<-over
+		for _, a := range answers {
+			if !strings.Contains(a, `"code":0`) {
+				t.Fatalf("%s: %s", quick, a)
+			}
+		}
+		close(e.done)
+		close(h.release)
+		if err := <-run; err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestManyCancels: whoever gives up everything at once is heard to the last.
+func TestManyCancels(t *testing.T) {
+	t.Parallel()
+	h := newHold()
+	s := scripted(t, Config{Handle: h.handle, CancelOnClose: true})
+	defer s.end()
+	var asks, all string
+	for i := range pluginwire.MaxInflight {
+		asks += asked(i, "hold", `{}`, "") + "\n"
+		all += cancels(1000+i, i, "") + "\n"
+	}
+	for _, lines := range []string{asks, all} {
+		if _, err := s.raw.Write([]byte(lines)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range pluginwire.MaxInflight {
+		if m := <-s.seen; !strings.Contains(m, `{"cancelled":true}`) {
+			t.Fatal(m)
+		}
+	}
 }
 
 // A peer that asks and never reads pauses its own reader, and then loses the
@@ -295,6 +401,37 @@ func TestCancelMatching(t *testing.T) {
 	})
 }
 
+// TestCancelMatchingWaitsForAdmit: what was being admitted when its context lost its
+// right does not run on.
+func TestCancelMatchingWaitsForAdmit(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		h := newHold()
+		admit := make(chan error)
+		s := scripted(t, Config{Handle: h.handle, Admit: func(*Inbound) error { return <-admit }})
+		s.send(asked(1, "hold", `{}`, ctxA), asked(2, "hold", `{}`, ctxA))
+		a, err := pluginwire.DecodeContext([]byte(ctxA))
+		if err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		cancelled := make(chan int, 1)
+		go func() { cancelled <- s.conn.CancelMatching(a) }()
+		synctest.Wait()
+		admit <- nil
+		admit <- errdefs.New(errdefs.Fenced, "stale")
+		if n := <-cancelled; n != 1 || len(h.ended) != 1 {
+			t.Errorf("%d cancelled, %d ended", n, len(h.ended))
+		}
+		if m := <-s.seen; !strings.Contains(m, "PermissionError: stale") {
+			t.Error(m)
+		}
+		synctest.Wait()
+		s.silent()
+		s.end()
+	})
+}
+
 func TestCloseAndInbound(t *testing.T) {
 	t.Parallel()
 	for _, cancel := range []bool{true, false} {
@@ -347,7 +484,6 @@ func TestInflightBytes(t *testing.T) {
 		s.want(bad("2", "RuntimeError: connection is busy (max 1000 bytes of concurrent actions)"))
 		close(h.release)
 		s.want(ok("1", `{"held":true}`))
-		synctest.Wait()
 		s.send(asked(3, "hold", string(object(20)), ""))
 		s.want(ok("3", `{"held":true}`))
 		s.end()
@@ -374,7 +510,6 @@ func TestBudget(t *testing.T) {
 		close(h.release)
 		other.want(ok("2", `{"held":true}`))
 		greedy.want(ok("1", `{"held":true}`))
-		synctest.Wait()
 		if used := b.Used(); used != 0 {
 			t.Errorf("%d bytes are still drawn", used)
 		}

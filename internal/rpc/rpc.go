@@ -102,7 +102,8 @@ type Config struct {
 	// __stream_ack. It may set in.Context to the effective context, and refuse. Nil
 	// admits all with the context they carry.
 	Admit func(in *Inbound) error
-	// Reserved reports actions that have the reserved lane beside __cancel_action.
+	// Reserved reports actions that have the reserved lane. A __cancel_action has one of
+	// its own.
 	Reserved func(action string) bool
 	// CancelOnClose cancels the inbound actions in flight when the connection closes.
 	// Without, they run to their end and their answers go nowhere.
