@@ -201,8 +201,8 @@ type (
 	SignalTree struct{ Signal string }
 	// KillTree: SIGKILL the init and everything in the cgroup. No answer.
 	KillTree struct{}
-	// LiftCap: let the log grow past its cap, because what is left in the pipes is
-	// bounded and nobody may be reading. No answer.
+	// LiftCap: let the log grow past its cap by what the pipes hold, because nobody
+	// may be reading it. No answer.
 	LiftCap struct{}
 	// ReadOOM: read the cgroup's count of processes killed for memory. Answer: OOMRead.
 	ReadOOM struct{}

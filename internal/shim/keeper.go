@@ -209,11 +209,13 @@ func (k *keeper) carryOut(effect process.KeepEffect) {
 	}
 }
 
-// lift lets the log take what is left although it is at its cap. Where it drops
-// the oldest instead of waiting nothing has to be lifted.
+// lift lets the log take what is left although it is at its cap, and no more: a
+// descriptor of the outputs may have been passed out of the container, to somebody
+// who goes on writing. Where the log drops the oldest instead of waiting nothing
+// has to be lifted.
 func (k *keeper) lift() {
-	if k.cfg.Spec.Overflow != api.OverflowDropOldest {
-		k.spool.Lift()
+	if p := k.pump(); p != nil && k.cfg.Spec.Overflow != api.OverflowDropOldest {
+		k.spool.Lift(p.holds())
 	}
 }
 

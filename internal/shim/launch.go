@@ -388,8 +388,8 @@ func (l *launching) readReport() {
 
 // releaseInit lets an init exit that waits for its terminal to be read empty.
 func (l *launching) releaseInit() {
-	l.lift() // what a terminal holds is bounded, and nobody may be reading the log
 	<-l.pumped
+	l.lift() // what a terminal holds is bounded, and nobody may be reading the log
 	if p := l.pump(); p != nil {
 		<-p.caught()
 	}

@@ -29,6 +29,10 @@ const (
 	// pipeBytes is the size asked for the child's pipes; the limit of an
 	// unprivileged user in /proc/sys/fs/pipe-max-size is the same.
 	pipeBytes = 1 << 20
+	// terminalBytes is more than a terminal holds: some 8 KiB that were not looked at
+	// yet, and 4 KiB that can be read (tty_buffer_set_limit and N_TTY_BUF_SIZE of the
+	// kernel's pseudo terminals).
+	terminalBytes = 64 << 10
 )
 
 // appender is what the pump needs of the spool's writer.
@@ -56,7 +60,7 @@ type pump struct {
 	mu       sync.Mutex
 	cutShort bool
 	last     int           // sweeps since
-	caughtUp chan struct{} // closed when a terminal held nothing more, after it was asked for
+	caughtUp chan struct{} // closed when the sources held nothing more, after it was asked for
 	ctx      context.Context
 	cancel   context.CancelFunc
 	failed   func(detail string)
@@ -91,11 +95,11 @@ func newPump(log appender, sources []source, failed func(detail string)) (*pump,
 
 func (p *pump) release() {
 	p.cancel()
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	for _, s := range p.sources {
 		_ = unix.Close(s.fd)
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
 	if p.wake >= 0 {
 		_ = unix.Close(p.wake)
 		p.wake = -1
@@ -125,8 +129,32 @@ func (p *pump) cut() {
 	p.poke()
 }
 
+// holds is how many bytes of log, frame headers included, may come of what the
+// sources and this pump can hold at this moment.
+func (p *pump) holds() int64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.wake < 0 { // it has ended
+		return 0
+	}
+	n := int64(2 * len(p.buf)) // what it is just appending, and headers
+	for _, s := range p.sources {
+		if s.tty {
+			n += terminalBytes * (1 + wire.HeaderSize) // a slow writer makes a frame of each byte
+			continue
+		}
+		size, err := unix.FcntlInt(uintptr(s.fd), unix.F_GETPIPE_SZ, 0) // the child may have changed it
+		if err != nil {
+			size = pipeBytes
+		}
+		n += int64(size)
+	}
+	return n
+}
+
 // caught returns a channel that is closed as soon as the pump has read
-// everything its sources hold.
+// everything its sources hold, which on a terminal is at most terminalBytes: who
+// goes on writing to it cannot keep it open.
 func (p *pump) caught() <-chan struct{} {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -148,11 +176,12 @@ func (p *pump) caught() <-chan struct{} {
 func (p *pump) run() (detail string) {
 	defer p.release()
 	flows := false // a sweep since the last wait moved something
+	since := 0     // bytes moved since somebody asks
 	for {
 		p.mu.Lock()
 		asked := p.caughtUp // before the sweep: what is read after the question counts
 		p.mu.Unlock()
-		moved, open, err := p.sweep()
+		n, moved, open, err := p.sweep()
 		if err != nil {
 			if errors.Is(err, errCut) {
 				return "something outside the container held its outputs open after its end"
@@ -162,15 +191,18 @@ func (p *pump) run() (detail string) {
 		if !open {
 			return ""
 		}
-		if moved {
-			flows = true
-			continue
-		}
-		if asked != nil {
+		if asked == nil {
+			since = 0
+		} else if since += n; !moved || since >= terminalBytes && p.sources[0].tty {
 			p.mu.Lock()
 			close(p.caughtUp)
 			p.caughtUp = nil
 			p.mu.Unlock()
+			since = 0
+		}
+		if moved {
+			flows = true
+			continue
 		}
 		if flows {
 			flows = false
@@ -191,19 +223,20 @@ func (p *pump) gather() {
 	_, _ = unix.Ppoll(fds, &unix.Timespec{Nsec: gatherNanos}, nil)
 }
 
-// sweep reads each source once.
-func (p *pump) sweep() (moved, open bool, err error) {
+// sweep reads each source once. n is how many bytes came.
+func (p *pump) sweep() (n int, moved, open bool, err error) {
 	for i := range p.sources {
 		s := &p.sources[i]
 		if s.done {
 			continue
 		}
-		n, err := unix.Read(s.fd, p.buf)
+		k, err := unix.Read(s.fd, p.buf)
 		switch {
-		case n > 0:
+		case k > 0:
 			moved, open = true, true
-			if err := p.keep(s.kind, p.buf[:n]); err != nil {
-				return moved, open, err
+			n += k
+			if err := p.keep(s.kind, p.buf[:k]); err != nil {
+				return n, moved, open, err
 			}
 		case err == unix.EINTR:
 			moved, open = true, true
@@ -212,17 +245,17 @@ func (p *pump) sweep() (moved, open bool, err error) {
 		case err == nil, s.tty && err == unix.EIO: // a terminal that nobody has open any more
 			s.done = true
 		default:
-			return moved, open, fmt.Errorf("reading the child's output: %w", err)
+			return n, moved, open, fmt.Errorf("reading the child's output: %w", err)
 		}
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.cutShort && open {
 		if p.last++; !moved || p.last > lastSweeps {
-			return moved, open, errCut
+			return n, moved, open, errCut
 		}
 	}
-	return moved, open, nil
+	return n, moved, open, nil
 }
 
 // keep appends to the log, or drops what a broken log cannot take.

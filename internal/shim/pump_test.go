@@ -6,10 +6,12 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/stockade-run/stockade/internal/errdefs"
+	"github.com/stockade-run/stockade/internal/spool"
 	"github.com/stockade-run/stockade/internal/wire"
 )
 
@@ -134,4 +136,82 @@ func TestPumpCutWhileTheLogWaits(t *testing.T) {
 	if detail := <-done; detail == "" {
 		t.Error("ended without a word")
 	}
+}
+
+// flood writes to a pipe until that fails.
+func flood(t *testing.T, fd int) {
+	t.Helper()
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for b := make([]byte, 64<<10); ; {
+			if _, err := unix.Write(fd, b); err != nil { // the last reader has gone
+				return
+			}
+		}
+	}()
+	t.Cleanup(func() {
+		<-ended
+		unix.Close(fd)
+	})
+}
+
+// The question whether everything was read is answered although somebody goes on
+// writing to the terminal.
+func TestPumpCatchesUpWithAFlood(t *testing.T) {
+	t.Parallel()
+	src, w := pipes(t)
+	unix.Close(w[1])
+	src[0].tty = true
+	flood(t, w[0])
+	p, err := newPump(discard{}, src, never(t))
+	check(t, err)
+	done := make(chan string)
+	go func() { done <- p.run() }()
+	select {
+	case <-p.caught():
+	case <-time.After(patience):
+		t.Error("never caught up")
+	}
+	p.cut()
+	<-done
+}
+
+type discard struct{}
+
+func (discard) Append(context.Context, wire.Kind, []byte) error { return nil }
+
+// After the end of a process the log takes what its pipes held, and not what
+// somebody outside the container goes on to write.
+func TestPumpLiftsTheCapForWhatThePipesHold(t *testing.T) {
+	t.Parallel()
+	src, w := pipes(t)
+	const held = 60 << 10
+	_, err := unix.Write(w[1], make([]byte, held))
+	check(t, err)
+	unix.Close(w[1])
+	flood(t, w[0])
+	log, err := spool.Create(spool.Config{Dir: t.TempDir(), Cap: spool.MinCap})
+	check(t, err)
+	p, err := newPump(log, src, never(t))
+	check(t, err)
+	log.Lift(p.holds())
+	done := make(chan string)
+	go func() { done <- p.run() }()
+	stuck := time.After(patience)
+	for changed := log.Changed(); !log.State().Blocked; changed = log.Changed() {
+		select {
+		case <-changed:
+		case <-stuck:
+			t.Fatal("the log grows without end")
+		}
+	}
+	p.cut()
+	if detail := <-done; !strings.Contains(detail, "held its outputs open") {
+		t.Errorf("%q", detail)
+	}
+	if st := log.State(); st.Stderr != held || st.Next > spool.MinCap+1<<20 {
+		t.Errorf("log %+v", st)
+	}
+	check(t, log.Finish())
 }

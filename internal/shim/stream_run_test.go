@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stockade-run/stockade/internal/api"
+	"github.com/stockade-run/stockade/internal/cgroup"
 	"github.com/stockade-run/stockade/internal/errdefs"
 	"github.com/stockade-run/stockade/internal/wire"
 )
@@ -102,6 +103,50 @@ func TestCloseWhileBlocked(t *testing.T) {
 			t.Errorf("exit %+v", st.Exit)
 		}
 	}
+}
+
+// Who was given an output of the command, and goes on writing to it after the
+// command's end, can neither keep it from ending nor fill the disk.
+func TestOutputsHeldByAnOutsider(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		name string
+		mode option
+	}{{"pipe", with(stdin)}, {"terminal", with(terminal)}} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			const most = 1 << 20
+			p := newProc(t, sh(`echo begun; read x; exit 3`), overflow(api.OverflowBlock, most), tc.mode).start()
+			p.says("begun")
+			flood(t, p.outputOfCommand())
+			p.until(0, "blocked", func(st wire.ProcState) bool { return st.Log.Blocked })
+			_, err := p.client.WriteStdin(p.ctx(), 0, []byte("x\n"), false)
+			check(t, err)
+			st := p.quiescent()
+			p.wantExit(st, api.ExitExited, 3, "")
+			if st.Log.Next > most+8<<20 {
+				t.Errorf("the log has %d bytes, its cap is %d", st.Log.Next, most)
+			}
+		})
+	}
+}
+
+// outputOfCommand opens the command's standard output, as somebody does to whom
+// it was passed.
+func (p *proc) outputOfCommand() int {
+	p.t.Helper()
+	pids, err := cgroup.New("", p.cfg.Cgroup).Procs()
+	check(p.t, err)
+	for _, pid := range pids {
+		path := fmt.Sprintf("/proc/%d/fd/1", pid)
+		if to, err := os.Readlink(path); err == nil && to != "/dev/null" {
+			fd, err := unix.Open(path, unix.O_WRONLY|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
+			check(p.t, err)
+			return fd
+		}
+	}
+	p.t.Fatal("no command is there")
+	return -1
 }
 
 func TestDroppedOldest(t *testing.T) {

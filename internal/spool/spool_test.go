@@ -271,7 +271,12 @@ func TestLiftAndFinish(t *testing.T) {
 		done := make(chan error, 1)
 		go func() { done <- w.Append(context.Background(), wire.KindStdout, content(0, 200_000)) }()
 		synctest.Wait()
-		w.Lift()
+		w.Lift(50_000) // not enough yet
+		synctest.Wait()
+		if s := w.State(); !s.Blocked || s.Next <= MinCap || s.Next > MinCap+50_000 {
+			t.Fatalf("state %+v", s)
+		}
+		w.Lift(100_000)
 		if err := <-done; err != nil {
 			t.Fatal(err)
 		}

@@ -36,8 +36,8 @@ type Writer struct {
 	state   api.LogState
 	failure error
 	acked   int64
-	coming  int64 // payload of the frame that is being written
-	lifted  bool
+	coming  int64         // payload of the frame that is being written
+	lifted  int64         // bytes that the log may have beyond its cap
 	changed chan struct{} // nil until somebody asked
 	room    chan struct{} // one token: acked or lifted changed
 }
@@ -120,14 +120,11 @@ const enough = 4 << 10
 // deleting or waiting as the overflow policy says.
 func (w *Writer) makeRoom(ctx context.Context, n int) (int, error) {
 	for {
-		free := w.cfg.Cap - w.used - wire.HeaderSize
-		if free >= int64(n) {
-			return n, nil
-		}
 		w.mu.Lock()
 		acked, lifted, last := w.acked, w.lifted, w.state.Next
 		w.mu.Unlock()
-		if lifted {
+		free := w.cfg.Cap + lifted - w.used - wire.HeaderSize
+		if free >= int64(n) {
 			return n, nil
 		}
 		if w.cfg.Overflow == api.OverflowDropOldest {
@@ -294,16 +291,14 @@ func (w *Writer) Ack(cursor int64) error {
 	return nil
 }
 
-// Lift lets the log grow past its cap from now on, and wakes an Append that
-// waits. It is for the end of a process: what is left in its pipes is bounded,
-// and nobody may be reading.
-func (w *Writer) Lift() {
+// Lift lets the log grow by so many bytes more past its cap, headers included,
+// and wakes an Append that waits. It is for the end of a process: what is left in
+// its pipes is bounded, and nobody may be reading.
+func (w *Writer) Lift(bytes int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if !w.lifted {
-		w.lifted = true
-		w.giveRoom()
-	}
+	w.lifted += bytes
+	w.giveRoom()
 }
 
 func (w *Writer) giveRoom() {
