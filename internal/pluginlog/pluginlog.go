@@ -9,16 +9,20 @@ import (
 	"errors"
 	"io"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 	"unicode/utf8"
 )
 
-// Bounds of one buffer: those of the published Python runtime.
+// Bounds of one buffer. The first two are those of the published Python runtime,
+// which together allow 64 MiB for each installation; the third is ours. All of a
+// buffer fits into one message of 16 MiB, however JSON has to write its characters.
 const (
 	MaxLines = 1000     // the oldest go first
 	MaxLine  = 64 << 10 // bytes of one line; the rest is cut, with a note
+	MaxBytes = 2 << 20  // of all lines together; the oldest go first
 )
 
 // Clipped ends a line that was longer than MaxLine.
@@ -39,11 +43,13 @@ var levels = map[string]int{"DEBUG": 10, "INFO": 20, "WARNING": 30, "ERROR": 40,
 // "INFO: text" and "INFO:module:text" of Python's defaults.
 var format = regexp.MustCompile(`^(?:\[[^\]]{1,40}\] .{1,200}? - \[(DEBUG|INFO|WARNING|ERROR|CRITICAL)\] |(DEBUG|INFO|WARNING|ERROR|CRITICAL):)`)
 
-// Buffer holds the newest MaxLines lines. It is safe for concurrent use.
+// Buffer holds the newest lines, at most MaxLines of at most MaxBytes. It is safe for
+// concurrent use.
 type Buffer struct {
 	mu      sync.Mutex
-	lines   []Line // a ring once it is full
-	next    int    // where the oldest line stands in a full ring
+	lines   []Line // from head on, oldest first
+	head    int
+	bytes   int    // of their texts
 	level   string // of the last line that had one; continuation lines inherit it
 	readers int
 }
@@ -121,12 +127,18 @@ func (b *Buffer) captured(line []byte, cut bool, now time.Time) {
 }
 
 func (b *Buffer) append(l Line) {
-	if len(b.lines) < MaxLines {
-		b.lines = append(b.lines, l)
-		return
+	b.lines = append(b.lines, l)
+	b.bytes += len(l.Text)
+	for len(b.lines)-b.head > MaxLines || b.bytes > MaxBytes {
+		b.bytes -= len(b.lines[b.head].Text)
+		b.lines[b.head] = Line{}
+		b.head++
 	}
-	b.lines[b.next] = l
-	b.next = (b.next + 1) % MaxLines
+	if b.head >= MaxLines { // seldom enough that a flood of lines costs no more
+		n := copy(b.lines, b.lines[b.head:])
+		clear(b.lines[n:])
+		b.lines, b.head = b.lines[:n], 0
+	}
 }
 
 // Reading reports whether a Capture is under way.
@@ -142,16 +154,17 @@ func (b *Buffer) Tail(limit int, level string) []Line {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	least := levels[strings.ToUpper(level)]
-	out := make([]Line, 0, max(0, min(limit, len(b.lines))))
-	for i := len(b.lines) - 1; i >= 0 && len(out) < limit; i-- {
-		l := b.lines[(b.next+i)%len(b.lines)]
+	kept := b.lines[b.head:]
+	out := make([]Line, 0, max(0, min(limit, len(kept))))
+	for _, l := range slices.Backward(kept) {
+		if len(out) >= limit {
+			break
+		}
 		if levels[l.Level] >= least {
 			out = append(out, l)
 		}
 	}
-	for i, j := 0, len(out)-1; i < j; i, j = i+1, j-1 {
-		out[i], out[j] = out[j], out[i]
-	}
+	slices.Reverse(out)
 	return out
 }
 

@@ -1,6 +1,7 @@
 package pluginlog_test
 
 import (
+	"encoding/json"
 	"fmt"
 	"strings"
 	"testing"
@@ -83,6 +84,35 @@ func TestOldLinesGoAndLongOnesAreCut(t *testing.T) {
 	}
 	if got := all[n-1].Text; got != strings.Repeat("y", pluginlog.MaxLine) {
 		t.Errorf("a line of exactly the limit has %d bytes", len(got))
+	}
+}
+
+// A worker that floods with long lines holds no more than MaxBytes, and the answer to
+// get_plugin_logs fits into a message whatever the lines are made of.
+func TestAllLinesTogetherAreBounded(t *testing.T) {
+	t.Parallel()
+	b := pluginlog.New()
+	for i := range pluginlog.MaxLines {
+		line := fmt.Sprintf("%04d", i) + strings.Repeat("\x01", pluginlog.MaxLine-4) + "\n"
+		if err := b.Capture(strings.NewReader(line)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	all, sum := b.Tail(pluginlog.MaxLines, ""), 0
+	for _, l := range all {
+		sum += len(l.Text)
+	}
+	if sum > pluginlog.MaxBytes || sum < pluginlog.MaxBytes-pluginlog.MaxLine || !strings.HasPrefix(all[len(all)-1].Text, "0999") {
+		t.Errorf("%d lines of %d bytes are kept", len(all), sum)
+	}
+	if raw, err := json.Marshal(all); err != nil || len(raw) > 15<<20 {
+		t.Errorf("the answer has %d bytes, %v", len(raw), err)
+	}
+	for i := range 2*pluginlog.MaxLines + 100 {
+		b.Add(time.Unix(int64(i), 0), "INFO", fmt.Sprint(i))
+	}
+	if all = b.Tail(5000, ""); len(all) != pluginlog.MaxLines || all[0].Text != "1100" || all[len(all)-1].Text != "2099" {
+		t.Errorf("%d lines, %s to %s", len(all), all[0].Text, all[len(all)-1].Text)
 	}
 }
 
