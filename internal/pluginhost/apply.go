@@ -222,10 +222,6 @@ func prepareText(err error) string {
 // one of the current binding. Scheduling what is already there changes nothing,
 // but a slot is attached again, with fresh settings.
 func (m *Manager) launch(inst *installation) bool {
-	d, dirErr := dirs{}, error(nil)
-	if m.modeOf(inst) == pluginwire.ModeShared {
-		d, dirErr = m.poolDirs(inst.artifact.Digest)
-	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.closing || m.installs[inst.binding] != inst || !m.currentLocked(inst.binding) {
@@ -233,11 +229,7 @@ func (m *Manager) launch(inst *installation) bool {
 	}
 	inst.code, inst.message = "", ""
 	if inst.mode == pluginwire.ModeShared {
-		if dirErr != nil {
-			inst.state, inst.code, inst.message = pluginwire.StateFailed, pluginwire.ErrorWorkerLaunch, errText(dirErr)
-			return true
-		}
-		m.attachLocked(inst, d)
+		m.attachLocked(inst)
 		return true
 	}
 	if inst.plugin == nil || inst.state != pluginwire.StateRunning {

@@ -80,7 +80,7 @@ func (m *Manager) ServeWorker(ctx context.Context, t rpc.Transport, adm Admissio
 		kind = kindDedicated
 	}
 	l, err := m.newLink(kind, "debug-"+strconv.FormatUint(launch, 10), launch,
-		filepath.Join(m.root, "debug-transfers", strconv.FormatUint(launch, 10)))
+		filepath.Join(m.root, debugTransfersDir, strconv.FormatUint(launch, 10)))
 	if err != nil {
 		_ = t.Close()
 		return err

@@ -2,6 +2,7 @@ package pluginhost
 
 import (
 	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -28,19 +29,66 @@ func (m *Manager) installationDirs(uuid string) (dirs, error) {
 		return dirs{}, errdefs.New(errdefs.Invalid, "the installation id %q cannot name a directory", uuid).
 			WithNext("use at most 128 letters, digits, dots, dashes and underscores, the first a letter or digit")
 	}
-	base := filepath.Join(m.root, "installations", uuid)
+	base := filepath.Join(m.root, installationsDir, uuid)
 	return makeDirs(base, dirs{
 		home: filepath.Join(base, "home"), tmp: filepath.Join(base, "tmp"), data: filepath.Join(base, "data"),
-		transfer: filepath.Join(base, "rpc-transfer"), files: filepath.Join(base, "runtime-transfer"),
+		transfer: filepath.Join(base, "rpc-transfer"), files: filepath.Join(base, filesDir),
 	})
 }
 
-func (m *Manager) poolDirs(digest string) (dirs, error) {
-	base := filepath.Join(m.root, "shared-workers", digest)
-	return makeDirs(base, dirs{
+// Names of an installation's directories; filesDir is ours.
+const (
+	installationsDir = "installations"
+	filesDir         = "runtime-transfer"
+)
+
+// Directories below plugin-runtime that belong to processes of one runtime.
+const (
+	poolsDir           = "shared-workers"
+	poolTransfersDir   = "shared-transfers"
+	debugTransfersDir  = "debug-transfers"
+	legacyTransfersDir = "legacy-transfers"
+)
+
+func (m *Manager) poolBase(digest string) string { return filepath.Join(m.root, poolsDir, digest) }
+
+// poolDirs names a pool's directories; freshPool makes them.
+func (m *Manager) poolDirs(digest string) dirs {
+	base := m.poolBase(digest)
+	return dirs{
 		home: filepath.Join(base, "home"), tmp: filepath.Join(base, "tmp"), data: filepath.Join(base, "data"),
-		transfer: filepath.Join(base, "rpc-transfer"), files: filepath.Join(m.root, "shared-transfers", digest),
-	})
+		transfer: filepath.Join(base, "rpc-transfer"), files: filepath.Join(m.root, poolTransfersDir, digest),
+	}
+}
+
+// freshPool makes a pool's directories, empty: what a process of it has left may be
+// of tenants who are no longer in it.
+func (m *Manager) freshPool(digest string) error {
+	if err := os.RemoveAll(m.poolBase(digest)); err != nil {
+		return errdefs.Wrap(err, errdefs.Unavailable, "what the last process of the shared worker left cannot be removed").
+			WithNext("check the runtime's data directory")
+	}
+	_, err := makeDirs(m.poolBase(digest), m.poolDirs(digest))
+	return err
+}
+
+// sweep removes what the processes of a killed runtime have left that no process of
+// this one will look for: scratch of pools, and files that nobody has fetched.
+func (m *Manager) sweep() {
+	left := []string{poolsDir, poolTransfersDir, debugTransfersDir, legacyTransfersDir}
+	ents, err := os.ReadDir(filepath.Join(m.root, installationsDir))
+	for _, e := range ents {
+		left = append(left, filepath.Join(installationsDir, e.Name(), filesDir))
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	for _, dir := range left {
+		err = errors.Join(err, os.RemoveAll(filepath.Join(m.root, dir)))
+	}
+	if err != nil {
+		m.log.Warn("what an ended runtime left cannot all be removed", "err", err)
+	}
 }
 
 func makeDirs(base string, d dirs) (dirs, error) {

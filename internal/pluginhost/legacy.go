@@ -144,7 +144,7 @@ func (u *legacyUnit) attempt(ctx context.Context, p permit) error {
 	policy := m.runtime.Policy
 	m.mu.Unlock()
 	name := u.spec.Author + "__" + u.spec.Name
-	l, err := m.newLink(kindLegacy, name, launch, filepath.Join(m.root, "legacy-transfers", name))
+	l, err := m.newLink(kindLegacy, name, launch, filepath.Join(m.root, legacyTransfersDir, name))
 	if err != nil {
 		return err
 	}

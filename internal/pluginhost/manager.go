@@ -141,6 +141,7 @@ func (m *Manager) Configure(ctx context.Context, rc pluginwire.RuntimeConfig) er
 	if err != nil {
 		return joinClose(err, launcher)
 	}
+	m.sweep() // the launcher has ended what used it
 	p := rc.Policy
 	g := gate.New(policyOf(p))
 	table := desired.New(rc.Identity.InstanceUUID, p.MaxInstallations)

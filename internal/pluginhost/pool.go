@@ -3,6 +3,7 @@ package pluginhost
 import (
 	"context"
 	"maps"
+	"os"
 	"slices"
 	"time"
 
@@ -45,9 +46,9 @@ type slot struct {
 	ready bool
 }
 
-// attachLocked puts an installation into the pool of its digest, whose directories
-// are d, or attaches its slot again; mu is held. What stands in the way makes the installation failed.
-func (m *Manager) attachLocked(inst *installation, d dirs) {
+// attachLocked puts an installation into the pool of its digest, or attaches its slot
+// again; mu is held. What stands in the way makes the installation failed.
+func (m *Manager) attachLocked(inst *installation) {
 	fail := func(err error) {
 		inst.state, inst.code, inst.message = pluginwire.StateFailed, pluginwire.ErrorWorkerLaunch, errText(err)
 	}
@@ -64,7 +65,7 @@ func (m *Manager) attachLocked(inst *installation, d dirs) {
 			fail(errdefs.New(errdefs.Exhausted, "shared worker capacity reached: max_workers = %d", limit))
 			return
 		}
-		p = &pool{m: m, digest: digest, artifact: inst.artifact, tree: inst.tree, dirs: d, logs: pluginlog.New(),
+		p = &pool{m: m, digest: digest, artifact: inst.artifact, tree: inst.tree, dirs: m.poolDirs(digest), logs: pluginlog.New(),
 			life: make(tokens, 1), slots: map[pluginwire.Context]*slot{}}
 		m.pools[digest] = p
 	}
@@ -152,6 +153,9 @@ func (p *pool) attempt(ctx context.Context, permit permit) error {
 	p.launch = m.nextLaunch()
 	launch, tree, policy, representative := p.launch, p.tree, m.policyLocked(pluginwire.ModeShared), first.inst.binding
 	m.mu.Unlock()
+	if err := m.freshPool(p.digest); err != nil {
+		return err
+	}
 	l, err := m.newLink(kindPool, "shared-"+p.digest[:12], launch, p.dirs.files)
 	if err != nil {
 		return err
@@ -209,6 +213,10 @@ func (m *Manager) stopPool(p *pool, cause error) bool {
 	m.counter.poolStops.Add(1)
 	m.pending.RevokePool(p.digest)
 	m.stop(sup, cause)
+	// While it drains no other process of it is started.
+	if err := os.RemoveAll(m.poolBase(p.digest)); err != nil {
+		m.log.Warn("the scratch directories of a shared worker that has ended stay", "artifact", p.digest, "err", err)
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	p.draining = false

@@ -225,6 +225,67 @@ func TestPoolCrash(t *testing.T) {
 	})
 }
 
+// A pool's scratch is of one process: the next one finds nothing of tenants that may
+// have left, and with the pool it is gone.
+func TestPoolScratch(t *testing.T) {
+	inBubble(t, pluginwire.ProfileShared, policy(), func(r *rig) {
+		p := pack(r.t, "toy", "1")
+		a := p.bind("inst-a", 1, 1)
+		r.run(a, p, inPool)
+		w := r.launcher.nth(0)
+		mark := filepath.Join(w.spec.Scratch, "of-a-tenant")
+		if err := os.WriteFile(mark, nil, 0o600); err != nil {
+			r.t.Fatal(err)
+		}
+		w.exit(worker.Exit{Text: "ended by signal 9", Code: -1})
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		r.state(a, pluginwire.StateRunning)
+		if again := r.launcher.nth(1).spec.Scratch; again != w.spec.Scratch {
+			r.t.Fatalf("the scratch moved to %s", again)
+		}
+		if _, err := os.Stat(mark); !os.IsNotExist(err) {
+			r.t.Errorf("the next process finds what the last one left: %v", err)
+		}
+		if st, err := os.Stat(w.spec.Scratch); err != nil || st.Mode().Perm() != 0o700 {
+			r.t.Errorf("%v, %v", st, err)
+		}
+		r.remove(a)
+		if _, err := os.Stat(r.m.poolBase(p.digest)); !os.IsNotExist(err) {
+			r.t.Errorf("the pool's directories: %v", err)
+		}
+		r.run(p.bind("inst-a", 1, 2), p, inPool)
+	})
+}
+
+// What belonged to processes of a killed runtime goes when the next one is
+// configured; what belongs to installations stays.
+func TestLeftoversAreSwept(t *testing.T) {
+	dir := t.TempDir()
+	gone := []string{"shared-workers/d/tmp/x", "shared-transfers/d/x", "debug-transfers/7/x", "legacy-transfers/a__b/x", "installations/u/runtime-transfer/x"}
+	kept := []string{"installations/u/home/x", "installations/u/data/x", "installations/u/rpc-transfer/x"}
+	for _, name := range slices.Concat(gone, kept) {
+		path := filepath.Join(dir, "plugin-runtime", filepath.FromSlash(name))
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r := newRig(t, dir)
+	defer r.close()
+	if err := r.m.Configure(t.Context(), runtimeConfig(pluginwire.ProfileOSS, policy())); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range slices.Concat(gone, kept) {
+		_, err := os.Stat(filepath.Join(dir, "plugin-runtime", filepath.FromSlash(name)))
+		if os.IsNotExist(err) != slices.Contains(gone, name) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
 // IM-46, IM-47, IM-41, IM-44: a slot that cannot attach fails alone, with the
 // plugin's words, and is tried again by apply and reconcile on the same process.
 func TestPoolSlotFailsAlone(t *testing.T) {
