@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -46,6 +47,7 @@ type incoming struct {
 	id           inode
 	next, amount int64
 	size         int64
+	at           time.Time // of its last chunk
 }
 
 // Holder returns the receiving side of a connection. admit is asked for every chunk
@@ -120,6 +122,7 @@ func (h *Holder) Chunk(data json.RawMessage, from pluginwire.Context) error {
 func (h *Holder) begin(c chunk, from pluginwire.Context) (*incoming, error) {
 	s := h.store
 	in := &incoming{owner: from, space: space(from), stage: ".payload-" + random() + ".tmp", amount: c.amount}
+	h.dropStalled()
 	if err := h.reserve(c.key); err != nil {
 		return nil, err
 	}
@@ -150,6 +153,22 @@ func (h *Holder) begin(c chunk, from pluginwire.Context) (*incoming, error) {
 	delete(s.busy, c.key)
 	s.mu.Unlock()
 	return nil, diskError(err, "no file can be received")
+}
+
+// dropStalled makes room where there is none: a sender that has given up says nothing,
+// and its connection may live for weeks.
+func (h *Holder) dropStalled() {
+	h.store.mu.Lock()
+	full := len(h.coming)+len(h.got) >= MaxHeld
+	h.store.mu.Unlock()
+	if !full {
+		return
+	}
+	for key, in := range h.coming {
+		if time.Since(in.at) >= Stalled {
+			h.drop(key, in)
+		}
+	}
 }
 
 // reserve takes the key for this holder, if it may have one more.
@@ -198,7 +217,7 @@ func (h *Holder) write(key string, in *incoming, b []byte) error {
 	if _, err := in.file.Write(b); err != nil {
 		return err
 	}
-	in.size += int64(len(b))
+	in.size, in.at = in.size+int64(len(b)), time.Now()
 	if in.next++; in.next < in.amount {
 		return nil
 	}

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"strings"
+	"time"
 
 	"github.com/stockade-run/stockade/internal/errdefs"
 	"github.com/stockade-run/stockade/internal/pluginwire"
@@ -19,6 +20,9 @@ const (
 	// MaxHeld is how many files a [Holder] has at once: those that come, and those
 	// that came and are not deleted.
 	MaxHeld = 128
+	// Stalled is how long a file that comes may stand still before it is dropped for
+	// another, where MaxHeld is reached. A peer gives a chunk up after 15 s. Ours.
+	Stalled = 2 * time.Minute
 
 	keyMark   = "ft1_" // of keys that are unguessable, so that their owner is found by the key alone
 	keyDigits = 64

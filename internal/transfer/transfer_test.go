@@ -10,6 +10,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"pgregory.net/rapid"
 
@@ -239,6 +241,34 @@ func TestTwoStoresNeverOverwrite(t *testing.T) {
 	if left := files(t, dir); len(left) != 3 { // a space, the file, the record
 		t.Errorf("left: %v", left)
 	}
+}
+
+// Senders that gave up in the middle of a file do not fill a connection for ever.
+func TestStalledFilesMakeRoom(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		s := open(t, dir, 0)
+		h := s.Holder(nil)
+		for i := range MaxHeld {
+			must(t, h.Chunk(message(fmt.Sprint("k", i), 0, 3, nil), slotA))
+		}
+		time.Sleep(Stalled - time.Second) // virtual
+		must(t, h.Chunk(message("k7", 1, 3, nil), slotA))
+		wantCode(t, "one more, too early", h.Chunk(message("more", 0, 1, nil), slotA), errdefs.Exhausted)
+		time.Sleep(time.Second)
+		must(t, push(h, "more", []byte("m"), slotA))
+		wantFile(t, s, "more", slotA, "m")
+		must(t, h.Chunk(message("k7", 2, 3, nil), slotA)) // it did not stand still
+		wantCode(t, "a file that was dropped", h.Chunk(message("k8", 1, 3, nil), slotA), errdefs.Invalid)
+		if n := h.Held(); n != 2 {
+			t.Errorf("holds %d", n)
+		}
+		must(t, h.Close())
+		if left := files(t, dir); len(left) != 0 {
+			t.Errorf("left: %v", left)
+		}
+	})
 }
 
 func TestLimits(t *testing.T) {
