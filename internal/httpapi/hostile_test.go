@@ -12,6 +12,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stockade-run/stockade/internal/api"
 	"github.com/stockade-run/stockade/internal/errdefs"
@@ -75,6 +76,47 @@ func TestBadBodiesAreProblems(t *testing.T) {
 	// Of unknown length, and too long.
 	resp, b = r.do("POST", "/v1/processes", "run", io.MultiReader(strings.NewReader(strings.Repeat(" ", maxOpen)), strings.NewReader("{}")))
 	r.problem(resp, b, 413, errdefs.Invalid)
+}
+
+// A body that is announced and never sent holds nobody up: the answer comes, and
+// the connection is given back.
+func TestABodyThatNeverComes(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.h.bodyTime = 20 * time.Millisecond
+	r.broker.err = errdefs.New(errdefs.NotFound, "there is no such box")
+	for name, c := range map[string]struct {
+		request string
+		status  string
+	}{
+		"no credential":    {"POST /v1/processes HTTP/1.1\r\nContent-Length: 10", "401"},
+		"no route":         {"POST /nothing HTTP/1.1\r\nContent-Length: 10", "401"},
+		"in pieces":        {"POST /v1/processes HTTP/1.1\r\nTransfer-Encoding: chunked", "401"},
+		"takes no body":    {"GET /v1/health HTTP/1.1\r\nContent-Length: 10", "400"},
+		"not its media":    {"POST /v1/processes HTTP/1.1\r\nAuthorization: Bearer run\r\nContent-Type: text/html\r\nContent-Length: 10", "415"},
+		"a missing box":    {"PUT /v1/boxes/box_x/files HTTP/1.1\r\nAuthorization: Bearer workspace\r\nContent-Length: 10", "404"},
+		"a query not read": {"PUT /v1/boxes/box_x/files?at=x HTTP/1.1\r\nAuthorization: Bearer workspace\r\nContent-Length: 10", "400"},
+	} {
+		conn, err := net.Dial("tcp", r.server.Listener.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		_ = conn.SetReadDeadline(time.Now().Add(30 * time.Second)) // instead of hanging
+		fmt.Fprintf(conn, "%s\r\nHost: x\r\n\r\n", c.request)
+		resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		if _, err := io.Copy(io.Discard, conn); err != nil {
+			t.Errorf("%s: the connection stays: %v", name, err)
+		}
+		resp.Body.Close()
+		if !strings.HasPrefix(resp.Status, c.status) {
+			t.Errorf("%s: %s, want %s", name, resp.Status, c.status)
+		}
+	}
 }
 
 func TestBadMediaTypes(t *testing.T) {

@@ -31,7 +31,8 @@ const (
 	// maxURI bounds a request target: a path of a few ids and a query with one
 	// file path (PATH_MAX is 4096, escaped three-fold) and one cursor.
 	maxURI = 16 << 10
-	// bodyTime is how long a JSON body or a piece of input may take to arrive.
+	// bodyTime is how long a JSON body or a piece of input may take to arrive, and a
+	// body that nobody wants.
 	bodyTime = 30 * time.Second
 	// stallTime is how long an upload may send nothing, and a download take nothing.
 	stallTime = 5 * time.Minute
@@ -88,8 +89,9 @@ type Handler struct {
 	doc     []byte                  // the OpenAPI document
 	page    []byte                  // the docs page
 
-	recheck time.Duration // recheckEvery, but in tests
-	budget  budget
+	recheck  time.Duration // recheckEvery, but in tests
+	bodyTime time.Duration // bodyTime, but in tests
+	budget   budget
 
 	closing context.Context // ended by Shutdown
 	close   context.CancelFunc
@@ -104,7 +106,7 @@ func New(cfg Config) (*Handler, error) {
 	if cfg.Tenants == nil || (cfg.Broker == nil) != (cfg.Boxes == nil) || cfg.Broker == nil && cfg.Relay == nil {
 		return nil, errdefs.New(errdefs.Internal, "the API needs tenants, and a broker with boxes or a relay")
 	}
-	h := &Handler{cfg: cfg, log: cfg.Logger, mux: http.NewServeMux(), routes: map[string]*route{}, recheck: recheckEvery, budget: budget{most: budgetBytes, held: map[string]int64{}}}
+	h := &Handler{cfg: cfg, log: cfg.Logger, mux: http.NewServeMux(), routes: map[string]*route{}, recheck: recheckEvery, bodyTime: bodyTime, budget: budget{most: budgetBytes, held: map[string]int64{}}}
 	if h.log == nil {
 		h.log = slog.New(slog.DiscardHandler)
 	}
@@ -173,6 +175,11 @@ func (h *Handler) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	w := &recorder{ResponseWriter: rw, c: http.NewResponseController(rw)}
 	// What an earlier request on this connection has set holds no more.
 	_ = w.c.SetWriteDeadline(time.Time{})
+	if r.ContentLength != 0 {
+		// What of a body is not read here the http.Server reads, before the answer
+		// goes out, and waits for it as long as it takes: also for that of a stranger.
+		_ = w.c.SetReadDeadline(time.Now().Add(h.bodyTime))
+	}
 	ctx := context.WithValue(r.Context(), keyRef, ref)
 	rt, mismatch := h.match(r)
 	operation, who := "none", authz.Principal{}
@@ -327,9 +334,7 @@ func (h *Handler) admitBody(w http.ResponseWriter, r *http.Request, rt *route) e
 	if r.ContentLength > rt.maxBody {
 		return tooLarge(rt.maxBody)
 	}
-	if rt.streamed {
-		// The server's read time-out is for small requests.
-		_ = http.NewResponseController(w).SetReadDeadline(time.Time{})
+	if rt.streamed { // who reads it moves the deadline
 		r.Body = http.MaxBytesReader(w, r.Body, rt.maxBody)
 		return nil
 	}
