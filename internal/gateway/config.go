@@ -144,6 +144,9 @@ func checkProvider(name string, p Provider) (*provider, error) {
 	if strings.ContainsFunc(p.Key, func(r rune) bool { return r <= ' ' || r >= 0x7f }) {
 		return nil, refuse("the key holds a space, a line break or a character outside ASCII; check the end of the key file")
 	}
+	if p.Key != "" && strings.Trim(p.Key, "*") == "" {
+		return nil, refuse("the key is made of asterisks only, which stand for a key")
+	}
 	u.Path = strings.TrimRight(u.Path, "/")
 	u.RawPath = strings.TrimRight(u.RawPath, "/")
 	return &provider{name: name, base: u, key: p.Key, style: p.Style}, nil

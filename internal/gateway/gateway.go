@@ -73,7 +73,7 @@ func New(cfg Config) (*Gateway, error) {
 		TLSClientConfig:        &tls.Config{RootCAs: cfg.RootCAs, MinVersion: tls.VersionTLS12},
 		TLSHandshakeTimeout:    15 * time.Second,
 		ForceAttemptHTTP2:      true,
-		DisableCompression:     true, // what the run asked for is what it gets
+		DisableCompression:     true, // what the provider sends is what the run gets
 		MaxIdleConnsPerHost:    cfg.Concurrent,
 		IdleConnTimeout:        90 * time.Second,
 		ExpectContinueTimeout:  time.Second,

@@ -152,6 +152,7 @@ func TestProvidersAreChecked(t *testing.T) {
 		"dot segment":    func(p *Provider) string { p.BaseURL += "/../x"; return "p" },
 		"style":          func(p *Provider) string { p.Style = "grpc"; return "p" },
 		"key with break": func(p *Provider) string { p.Key += "\n"; return "p" },
+		"asterisks":      func(p *Provider) string { p.Key = "****"; return "p" },
 		"name":           func(*Provider) string { return "a/b" },
 	} {
 		p := good

@@ -117,11 +117,25 @@ func (r *run) forward(w http.ResponseWriter, req *http.Request, rt *route) {
 		_ = rc.SetReadDeadline(time.Now())
 	})
 	defer t.call.dog.stop()
+	_ = rc.SetReadDeadline(time.Time{}) // from here on the watchdog counts
 	if req.Body != nil && req.Body != http.NoBody {
 		req.Body = &upBody{ReadCloser: http.MaxBytesReader(w, req.Body, r.gw.cfg.MaxBody), call: t.call}
 	}
-	rt.proxy.ServeHTTP(w, req.WithContext(ctx))
+	rt.proxy.ServeHTTP(lastAnswer{w}, req.WithContext(ctx))
 }
+
+// lastAnswer keeps informational answers (103 and the like) from the run: nobody
+// looks into their headers.
+type lastAnswer struct{ http.ResponseWriter }
+
+func (w lastAnswer) WriteHeader(code int) {
+	if code >= http.StatusOK {
+		w.ResponseWriter.WriteHeader(code)
+	}
+}
+
+// Unwrap lets http.ResponseController reach the connection.
+func (w lastAnswer) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 // upBody counts what goes up and notices when it is too much.
 type upBody struct {
@@ -141,11 +155,13 @@ func (b *upBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// downBody counts what comes down, behind the redactor.
+// downBody counts what comes down, behind the redactor, which looks at what is
+// behind the body too.
 type downBody struct {
 	io.Reader
 	io.Closer
 	call *call
+	res  *http.Response
 }
 
 func (b *downBody) Read(p []byte) (int, error) {
@@ -153,6 +169,9 @@ func (b *downBody) Read(p []byte) (int, error) {
 	b.call.route.down.Add(int64(n))
 	if n > 0 {
 		b.call.dog.moved()
+	}
+	if err == io.EOF {
+		withoutKey(b.res.Trailer, b.call.route.provider)
 	}
 	return n, err
 }
@@ -188,6 +207,7 @@ func rewrite(pr *httputil.ProxyRequest, p *provider) {
 	if p.key == "" {
 		return
 	}
+	pr.Out.Header.Set("Accept-Encoding", "identity") // what is packed cannot be looked into
 	switch p.style {
 	case StyleAnthropic:
 		pr.Out.Header.Set("X-Api-Key", p.key)
@@ -233,15 +253,26 @@ func (r *run) modify(res *http.Response, p *provider) error {
 	case http.StatusSwitchingProtocols:
 		return &answerError{http.StatusBadGateway, errdefs.New(errdefs.Unavailable, "the model provider %q tried to change the protocol", p.name)}
 	}
-	for name, values := range res.Header {
-		if name == "Set-Cookie" || name == "Set-Cookie2" || p.key != "" && slices.ContainsFunc(values, func(v string) bool { return strings.Contains(v, p.key) }) {
-			delete(res.Header, name)
-		}
+	if e := res.Header.Get("Content-Encoding"); p.key != "" && e != "" && !strings.EqualFold(e, "identity") {
+		return &answerError{http.StatusBadGateway, errdefs.New(errdefs.Unavailable, "the model provider %q answered in the encoding %s, which was not asked for and in which the gateway cannot look for the key", p.name, printable(e)).
+			WithNext("ask the operator for a provider that answers plainly")}
 	}
+	delete(res.Header, "Set-Cookie")
+	delete(res.Header, "Set-Cookie2")
+	withoutKey(res.Header, p)
 	t, _ := res.Request.Context().Value(ctxKey{}).(*target)
 	t.call.dog.moved()
-	res.Body = &downBody{Reader: newRedactor(res.Body, p.key), Closer: res.Body, call: t.call}
+	res.Body = &downBody{Reader: newRedactor(res.Body, p.key), Closer: res.Body, call: t.call, res: res}
 	return nil
+}
+
+// withoutKey drops the fields that hold the provider's key.
+func withoutKey(h http.Header, p *provider) {
+	for name, values := range h {
+		if p.key != "" && slices.ContainsFunc(values, func(v string) bool { return strings.Contains(v, p.key) }) {
+			delete(h, name)
+		}
+	}
 }
 
 // failed answers a call that got no usable answer from its provider.

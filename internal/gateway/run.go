@@ -138,6 +138,11 @@ func (r *run) serve(w http.ResponseWriter, req *http.Request) {
 		panic(http.ErrAbortHandler)
 	}
 	defer r.calls.Done()
+	if req.ContentLength != 0 {
+		// What is not read of the body of a refused call the http.Server reads, before
+		// the answer goes out.
+		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(r.gw.cfg.Idle))
+	}
 	rt, status, err := r.admit(req)
 	if err != nil {
 		writeProblem(w, status, err)
