@@ -2,6 +2,7 @@ package host
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -84,7 +85,10 @@ func (p *proc) prove(ctx context.Context, st wire.ProcState) error {
 func (p *proc) proveEmpty(ctx context.Context) (*wire.Proof, string) {
 	proof := &wire.Proof{BootID: p.reg.boot}
 	keep, err := readKeep(p.dir)
-	if boot := lastKeeper(p.dir).BootID; boot != "" && boot != p.reg.boot {
+	// The boot of the start itself, if it is known, is better than that of the last
+	// shim, whose file a power cut may take.
+	boot := cmp.Or(shim.TriedIn(p.dir), lastKeeper(p.dir).BootID)
+	if boot != "" && boot != p.reg.boot {
 		proof.Method, proof.Container, proof.Cgroup = "reboot", keep.Container, keep.Cgroup
 		proof.EmptyAt = time.Now().UTC()
 		p.sweep(ctx, keep)

@@ -66,7 +66,7 @@ func self() (identity, error) {
 }
 
 // writeIdentity writes shim.json. It is not synced, because it says nothing after
-// the boot it was written in.
+// the boot it was written in; which boot that was stands in the start marker, too.
 func writeIdentity(dir string, id identity) error {
 	b, err := json.Marshal(id)
 	if err != nil {
@@ -177,4 +177,15 @@ func Tried(dir string) (bool, error) {
 		return false, errdefs.Wrap(err, errdefs.Unavailable, "look for the start marker: %v", err)
 	}
 	return true, nil
+}
+
+// TriedIn returns the boot in which the runtime was asked to start the process of
+// this directory; "" if that cannot be told. Of all that says so it alone survives
+// a power cut, because nothing is started before it is durable.
+func TriedIn(dir string) string {
+	b, err := os.ReadFile(filepath.Join(dir, markerFile))
+	if lines := strings.Split(string(b), "\n"); err == nil && len(lines) == 3 {
+		return lines[1]
+	}
+	return ""
 }

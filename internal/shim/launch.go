@@ -193,7 +193,7 @@ type launching struct {
 
 // run starts the container and returns the channel of its init's wait status.
 func (l *launching) run() (<-chan syscall.WaitStatus, error) {
-	if err := writeDurable(l.dir, markerFile, []byte(l.cfg.Container+"\n")); err != nil {
+	if err := writeDurable(l.dir, markerFile, fmt.Appendf(nil, "%s\n%s\n", l.cfg.Container, l.id.BootID)); err != nil {
 		return nil, err
 	}
 	spec := l.cfg.Spec
