@@ -30,6 +30,10 @@ func sameToken(a, b string) bool {
 // ServeHTTP upgrades a request to WebSocket and takes the daemon in. It returns as
 // soon as the connection is the hub's.
 func (h *Hub) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if r.ContentLength != 0 {
+		// The server reads the body of a refused request before the answer goes out.
+		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(h.lim.HelloTimeout))
+	}
 	h.mu.Lock()
 	if h.stopping {
 		h.mu.Unlock()

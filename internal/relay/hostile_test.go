@@ -5,6 +5,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
+	"net"
 	"net/http"
 	"strings"
 	"testing"
@@ -159,6 +161,25 @@ func TestEventTooLargeEndsOnlyItsJob(t *testing.T) {
 	p.finish(b.ID())
 	if got, err := collect(t, b); err != nil || len(got) != 1 {
 		t.Errorf("got %q, %v", got, err)
+	}
+}
+
+// A stranger who speaks HTTP is answered and sent away: neither a body that never
+// comes nor silence after the answer keeps the connection.
+func TestStrangersDoNotStay(t *testing.T) {
+	t.Parallel()
+	_, url := newHub(t, func(c *HubConfig) { c.Limits.HelloTimeout = time.Second })
+	for name, more := range map[string]string{"silence": "", "a body that never comes": "Content-Length: 10\r\n"} {
+		conn, err := net.Dial("tcp", strings.TrimPrefix(url, "ws://"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		_ = conn.SetReadDeadline(time.Now().Add(soon))
+		fmt.Fprintf(conn, "POST / HTTP/1.1\r\nHost: x\r\n%s\r\n", more)
+		if got, err := io.ReadAll(conn); err != nil || !bytes.HasPrefix(got, []byte("HTTP/1.1 4")) {
+			t.Errorf("%s: %q, %v", name, got, err)
+		}
 	}
 }
 

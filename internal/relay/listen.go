@@ -74,7 +74,7 @@ func (h *Hub) Start(ctx context.Context, at Endpoint) (url string, err error) {
 			WithNext("set a unique daemon-port, or stop what listens there")
 	}
 	l.at, l.url = at, "ws://"+ln.Addr().String()
-	l.server = &http.Server{Handler: h, ReadHeaderTimeout: h.lim.HelloTimeout, MaxHeaderBytes: 16 << 10,
+	l.server = &http.Server{Handler: h, ReadHeaderTimeout: h.lim.HelloTimeout, IdleTimeout: h.lim.HelloTimeout, MaxHeaderBytes: 16 << 10,
 		ErrorLog: slog.NewLogLogger(h.log.Handler(), slog.LevelDebug)}
 	l.done = make(chan struct{})
 	server, done := l.server, l.done
