@@ -412,6 +412,9 @@ func TestRefused(t *testing.T) {
 		if _, err := s.Load(t.Context(), "", tarOf(t, layoutDir(t, map[string]v1.Image{"b": bomb}))); !errdefs.Is(err, errdefs.Exhausted) {
 			t.Errorf("a bomb: %v", err)
 		}
+		if _, err := s.Load(t.Context(), "", thrownAway(t, 2<<20)); !errdefs.Is(err, errdefs.Exhausted) {
+			t.Errorf("a bomb that is thrown away: %v", err)
+		}
 		if names := left(t, s); len(names) != 0 {
 			t.Errorf("left: %v", names)
 		}
@@ -491,4 +494,21 @@ func FuzzLoad(f *testing.F) {
 			}
 		}
 	})
+}
+
+// thrownAway is an archive with an entry of a kind that no image has.
+func thrownAway(t *testing.T, size int64) *bytes.Buffer {
+	t.Helper()
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	if err := w.WriteHeader(&tar.Header{Name: "x", Typeflag: tar.TypeCont, Size: size, Format: tar.FormatUSTAR}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.Write(make([]byte, size)); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return &b
 }

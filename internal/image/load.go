@@ -139,11 +139,15 @@ func (s *Store) store(tr *tar.Reader, root *os.Root) (map[string]bool, error) {
 				return nil, err
 			}
 			continue
-		default:
-			continue
+		case tar.TypeLink, tar.TypeChar, tar.TypeBlock, tar.TypeDir, tar.TypeFifo:
+			continue // they have no content, whatever their size says
 		}
+		// What is thrown away counts as well: it must be decompressed.
 		if total += h.Size; total > s.limits.Bytes {
 			return nil, errdefs.New(errdefs.Exhausted, "the image archive has more than %d bytes, the limit", s.limits.Bytes)
+		}
+		if h.Typeflag != tar.TypeReg {
+			continue
 		}
 		if err := save(root, name, tr); err != nil {
 			return nil, err
