@@ -55,10 +55,11 @@ func (m *Manager) PutFiles(ctx context.Context, id, at string, r io.Reader) erro
 		return unusable(err, at)
 	}
 	defer dir.Close()
-	r = &spaceReader{r: r, dir: m.volumeDir(id, v.name), spare: m.spare}
+	left := &space{dir: m.volumeDir(id, v.name), spare: m.spare}
 	_, err = tartree.Extract(ctx, dir, r, tartree.ExtractOptions{
 		Limits: m.limits, UID: b.rec.agent(), GID: b.rec.agent(),
 		Check: func(name string) error { return b.hidden(v, path.Join(v.dest, rest, name)) },
+		Room:  left.take,
 	})
 	return err
 }
@@ -102,26 +103,24 @@ const (
 	spaceEvery = 8 << 20
 )
 
-// spaceReader reads an archive as long as there is space for its files.
-type spaceReader struct {
-	r     io.Reader
+// space takes files as long as there is space for them.
+type space struct {
 	dir   string
 	spare uint64
 	next  int64 // bytes until the next look
 }
 
-func (s *spaceReader) Read(p []byte) (int, error) {
-	if s.next <= 0 {
-		s.next = spaceEvery
-		var st unix.Statfs_t
-		if err := unix.Statfs(s.dir, &st); err == nil && st.Bavail*uint64(st.Bsize) < s.spare {
-			return 0, errdefs.New(errdefs.Exhausted, "the disk is as good as full: less than %d bytes are free for files", s.spare).
-				WithNext("remove files in boxes, or ask the operator for space")
-		}
+func (s *space) take(bytes int64) error {
+	if s.next -= bytes; s.next > 0 {
+		return nil
 	}
-	n, err := s.r.Read(p)
-	s.next -= int64(n)
-	return n, err
+	s.next = spaceEvery
+	var st unix.Statfs_t
+	if err := unix.Statfs(s.dir, &st); err == nil && st.Bavail*uint64(st.Bsize) < s.spare {
+		return errdefs.New(errdefs.Exhausted, "the disk is as good as full: less than %d bytes are free for files", s.spare).
+			WithNext("remove files in boxes, or ask the operator for space")
+	}
+	return nil
 }
 
 func unusable(err error, at string) error {

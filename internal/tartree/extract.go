@@ -33,6 +33,10 @@ type ExtractOptions struct {
 	// Check may refuse an entry by its cleaned name, relative to root; nil takes
 	// all.
 	Check func(name string) error
+	// Room is asked before about so many bytes more are taken of the disk, and may
+	// refuse; nil never does. An archive can be far smaller than its files, where
+	// these have holes.
+	Room func(bytes int64) error
 }
 
 // Stats says what an archive held.
@@ -48,7 +52,7 @@ type Stats struct {
 // that is damaged or asks for what is not allowed, exhausted for limits and full
 // disks. What was made before an error stays.
 func Extract(ctx context.Context, root *os.Root, r io.Reader, opt ExtractOptions) (Stats, error) {
-	x := &extraction{root: root, opt: opt, budget: budget{limits: opt.Limits.filled()}}
+	x := &extraction{root: root, opt: opt, budget: budget{limits: opt.Limits.filled(), room: opt.Room}}
 	if opt.Image {
 		x.made = map[string]bool{}
 	}
@@ -202,6 +206,9 @@ func (x *extraction) mkdirAll(dir string) error {
 		if err := x.mkdirAll(up); err != nil {
 			return err
 		}
+	}
+	if err := x.budget.entry(); err != nil {
+		return err
 	}
 	if err := x.root.Mkdir(dir, 0o755); err != nil {
 		if errors.Is(err, fs.ErrExist) {

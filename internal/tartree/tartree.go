@@ -27,13 +27,16 @@ const (
 // maxName bounds a path, as PATH_MAX of the kernel does.
 const maxName = 4096
 
-// maxDepth bounds how deep a tree may be that is written out.
+// maxDepth bounds how deep a tree may be.
 const maxDepth = 256
+
+// entryBytes is what an entry takes of the disk besides its content, about.
+const entryBytes = 4096
 
 // Limits bounds one archive.
 type Limits struct {
 	Bytes   int64 // content of all files; 0 is DefaultBytes
-	Entries int   // 0 is DefaultEntries
+	Entries int   // directories that an archive only implies included; 0 is DefaultEntries
 }
 
 func (l Limits) filled() Limits {
@@ -51,6 +54,7 @@ type budget struct {
 	limits  Limits
 	bytes   int64
 	entries int
+	room    func(int64) error // see ExtractOptions; may be nil
 }
 
 func (b *budget) entry() error {
@@ -58,7 +62,15 @@ func (b *budget) entry() error {
 		return errdefs.New(errdefs.Exhausted, "the archive has more than %d entries, the limit", b.limits.Entries).
 			WithNext("send it in several parts")
 	}
-	return nil
+	return b.ask(entryBytes)
+}
+
+// ask asks whether there is room for n bytes more.
+func (b *budget) ask(n int64) error {
+	if b.room == nil {
+		return nil
+	}
+	return b.room(n)
 }
 
 func (b *budget) add(n int64) error {
@@ -78,7 +90,11 @@ func (b *budget) copy(ctx context.Context, w io.Writer, r io.Reader, n int64) er
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		k, err := io.CopyN(w, r, min(n, 1<<20))
+		piece := min(n, 1<<20)
+		if err := b.ask(piece); err != nil {
+			return err
+		}
+		k, err := io.CopyN(w, r, piece)
 		b.bytes += k
 		n -= k
 		if err != nil {
@@ -111,6 +127,9 @@ func cleanName(name string) (string, error) {
 	}
 	if len(parts) == 0 {
 		return ".", nil
+	}
+	if len(parts) > maxDepth {
+		return "", errdefs.New(errdefs.Invalid, "the name %q in the archive is deeper than %d directories, the limit", clip(name), maxDepth)
 	}
 	return strings.Join(parts, "/"), nil
 }

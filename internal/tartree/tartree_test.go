@@ -166,6 +166,7 @@ func TestHostileArchives(t *testing.T) {
 		"long element":     {archiveOf(t, entry{name: strings.Repeat("x", 300), content: "x"}), errdefs.Invalid, "too long"},
 		"loop":             {archiveOf(t, entry{name: "l", kind: tar.TypeSymlink, link: "l"}, entry{name: "l/f", content: "x"}), errdefs.Invalid, ""},
 		"no target":        {archiveOf(t, entry{name: "l", kind: tar.TypeSymlink}), errdefs.Invalid, "target"},
+		"deep":             {archiveOf(t, entry{name: strings.Repeat("d/", maxDepth+1) + "f"}), errdefs.Invalid, "deeper"},
 		"large":            {archiveOf(t, entry{name: "f", size: 2 << 20}), errdefs.Exhausted, "limit"},
 		"cut off":          {archiveOf(t, entry{name: "f", content: "half", size: 1 << 19}), errdefs.Invalid, "cut off"},
 		"not a tar":        {bytes.Repeat([]byte("nonsense"), 200), errdefs.Invalid, "not a tar"},
@@ -197,6 +198,11 @@ func TestManyEntries(t *testing.T) {
 			t.Errorf("%+v: %v", l, err)
 		}
 	}
+	opt := own()
+	opt.Limits.Entries = 10
+	if _, err := Extract(t.Context(), p.root, bytes.NewReader(archiveOf(t, entry{name: strings.Repeat("d/", 12) + "f"})), opt); !errdefs.Is(err, errdefs.Exhausted) {
+		t.Errorf("directories that are only implied: %v", err)
+	}
 	if _, err := os.Stat(filepath.Join(p.dir, "15")); err == nil {
 		t.Error("more than the limit was made")
 	}
@@ -204,6 +210,48 @@ func TestManyEntries(t *testing.T) {
 	cancel()
 	if _, err := Extract(ctx, p.root, bytes.NewReader(archiveOf(t, es...)), own()); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: %v", err)
+	}
+}
+
+// holes is an archive of one file of so many bytes that it holds none of: the
+// sparse format of GNU tar, whose map has one empty piece at the end.
+func holes(t *testing.T, size int64) []byte {
+	t.Helper()
+	b := archiveOf(t, entry{name: "holes"})
+	octal := func(at int, n int64) { copy(b[at:], fmt.Sprintf("%011o\x00", n)) }
+	b[156] = tar.TypeGNUSparse
+	copy(b[257:], "ustar  \x00")
+	octal(386, size) // the first piece of the map: where, and how long
+	octal(398, 0)
+	octal(483, size)
+	copy(b[148:], "        ")
+	sum := 0
+	for _, c := range b[:512] {
+		sum += int(c)
+	}
+	copy(b[148:], fmt.Sprintf("%06o\x00 ", sum))
+	return b
+}
+
+// Whether there is room is asked for what is written, not for what is read.
+func TestRoomForFilesWithHoles(t *testing.T) {
+	t.Parallel()
+	p := newPlace(t)
+	opt := own()
+	opt.Limits.Bytes = 8 << 20
+	asked := int64(0)
+	full := errdefs.New(errdefs.Exhausted, "full")
+	opt.Room = func(n int64) error {
+		if asked += n; asked > 4<<20 {
+			return full
+		}
+		return nil
+	}
+	if _, err := Extract(t.Context(), p.root, bytes.NewReader(holes(t, 3<<20)), opt); err != nil || asked < 3<<20 {
+		t.Errorf("asked for %d bytes of 3 MiB: %v", asked, err)
+	}
+	if _, err := Extract(t.Context(), p.root, bytes.NewReader(holes(t, 3<<20)), opt); !errors.Is(err, full) {
+		t.Errorf("went on without room: %v", err)
 	}
 }
 
