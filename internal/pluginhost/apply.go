@@ -20,8 +20,9 @@ import (
 // moment b is current its predecessor can do nothing more; it is stopped before
 // anything new starts. A failed installation may be applied again.
 //
-// When ctx ends while dependencies are prepared, the installation is failed and
-// may be applied again; stopping what was fenced is always finished.
+// When ctx ends before b is current, nothing changes. When it ends while dependencies
+// are prepared, the installation is failed and may be applied again; stopping what was
+// fenced is always finished.
 func (m *Manager) Apply(ctx context.Context, b pluginwire.Context, archive []byte, req pluginwire.ApplyRequest) (pluginwire.StateResult, error) {
 	defer m.saveUse(false)
 	return m.applyNow(ctx, b, archive, req)
@@ -53,7 +54,7 @@ func (m *Manager) apply(ctx context.Context, b pluginwire.Context, archive []byt
 		}
 	}
 	m.mu.Lock()
-	if err := m.usable(); err != nil {
+	if err := m.askedLocked(ctx); err != nil {
 		m.mu.Unlock()
 		return none, err
 	}
@@ -249,7 +250,7 @@ func (m *Manager) Remove(ctx context.Context, b pluginwire.Context) (pluginwire.
 		return pluginwire.StateResult{}, err
 	}
 	defer unlock()
-	if err := m.deactivate(b); err != nil {
+	if err := m.deactivate(ctx, b); err != nil {
 		return pluginwire.StateResult{}, err
 	}
 	m.revoke(b)
@@ -257,10 +258,20 @@ func (m *Manager) Remove(ctx context.Context, b pluginwire.Context) (pluginwire.
 	return pluginwire.StateResult{InstallationUUID: b.InstallationUUID, State: pluginwire.StateRemoved}, context.Cause(ctx)
 }
 
-func (m *Manager) deactivate(b pluginwire.Context) error {
+// askedLocked reports why desired state may not be changed for whoever asked; mu is
+// held. LangBot that has come back over a newer connection says all that shall run: what
+// the older one still had under way must not change it afterwards.
+func (m *Manager) askedLocked(ctx context.Context) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return m.usable()
+}
+
+func (m *Manager) deactivate(ctx context.Context, b pluginwire.Context) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if err := m.usable(); err != nil {
+	if err := m.askedLocked(ctx); err != nil {
 		return err
 	}
 	if err := m.table.Deactivate(b); err != nil {

@@ -332,6 +332,40 @@ func TestCancelledApply(t *testing.T) {
 // IM-19, IM-21: reconcile removes what is not wanted as it is, reports packages it
 // lacks, and forgets the fences of what it does not know; one stale entry refuses
 // all of it.
+// TestNothingIsChangedForWhoHasLeft: what a superseded connection still asked for changes
+// no desired state, however late it gets its turn.
+func TestNothingIsChangedForWhoHasLeft(t *testing.T) {
+	inBubble(t, pluginwire.ProfileOSS, policy(), func(r *rig) {
+		p := pack(r.t, "toy", "1")
+		stays, comes := p.bind("stays", 1, 1), p.bind("comes", 1, 1)
+		r.run(stays, p, pluginwire.ModeDedicated)
+		left := errdefs.New(errdefs.Fenced, "superseded")
+		ctx, leave := context.WithCancelCause(r.t.Context())
+		leave(left)
+		is := func(what string, err error) {
+			if !errors.Is(err, left) {
+				r.t.Errorf("%s: %v", what, err)
+			}
+		}
+		for range 20 { // a turn that is free is there as soon as the end of ctx
+			_, err := r.m.Apply(ctx, comes, p.archive, pluginwire.ApplyRequest{Enabled: true, Mode: pluginwire.ModeDedicated})
+			is("apply", err)
+			_, err = r.m.Remove(ctx, stays)
+			is("remove", err)
+			_, err = r.m.Reconcile(ctx, nil)
+			is("reconcile", err)
+		}
+		// With the turn in hand already.
+		_, err := r.m.apply(ctx, comes, nil, true, pluginwire.ModeDedicated)
+		is("apply", err)
+		is("remove", r.m.deactivate(ctx, stays))
+		if _, ok := r.m.table.Current("comes"); ok {
+			r.t.Error("an installation became current for a connection that had ended")
+		}
+		r.state(stays, pluginwire.StateRunning)
+	})
+}
+
 func TestReconcile(t *testing.T) {
 	pol := policy()
 	pol.MaxInstallations, pol.MaxWorkers = 2, 2

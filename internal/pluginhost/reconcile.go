@@ -140,7 +140,7 @@ func (m *Manager) withdraw(ctx context.Context, uuid string, b pluginwire.Contex
 	if !ok || cur != b {
 		return false, nil
 	}
-	if err := m.deactivate(b); err != nil {
+	if err := m.deactivate(ctx, b); err != nil {
 		return false, err
 	}
 	m.revoke(b)

@@ -8,8 +8,11 @@ type tokens chan struct{}
 func (t tokens) acquire(ctx context.Context) (func(), error) {
 	select {
 	case t <- struct{}{}:
-		return func() { <-t }, nil
+		if ctx.Err() == nil {
+			return func() { <-t }, nil
+		}
+		<-t
 	case <-ctx.Done():
-		return nil, context.Cause(ctx)
 	}
+	return nil, context.Cause(ctx)
 }

@@ -19,7 +19,7 @@ type turn struct {
 }
 
 // Take waits until nobody else has the name's turn. The caller ends its turn by calling
-// done once. The error is the cause of ctx.
+// done once. The error is the cause of ctx; once that has ended nobody gets a turn.
 func (t *Turns) Take(ctx context.Context, name string) (done func(), err error) {
 	t.mu.Lock()
 	k := t.names[name]
@@ -42,11 +42,14 @@ func (t *Turns) Take(ctx context.Context, name string) (done func(), err error) 
 	}
 	select {
 	case <-k.free:
-		return func() { k.free <- struct{}{}; leave() }, nil
+		if ctx.Err() == nil {
+			return func() { k.free <- struct{}{}; leave() }, nil
+		}
+		k.free <- struct{}{}
 	case <-ctx.Done():
-		leave()
-		return nil, context.Cause(ctx)
 	}
+	leave()
+	return nil, context.Cause(ctx)
 }
 
 // Len is how many names somebody has or waits for.
