@@ -58,7 +58,7 @@ func (o *Owner) Restart(ctx context.Context, scope pluginwire.Context, author, n
 	if err := tell(tellShutDown, nil); err != nil {
 		return err
 	}
-	o.stop(p)
+	o.halt(p)
 	// It is stopped: it is started whether or not anybody still listens.
 	told := tellAll(tell, tellContainer, tellLaunch)
 	if err := o.start(p); err != nil {
@@ -96,7 +96,8 @@ func (o *Owner) Delete(ctx context.Context, scope pluginwire.Context, author, na
 	if err := tell(steps[0], nil); err != nil {
 		return err
 	}
-	o.stop(p)
+	o.halt(p)
+	o.vacate(p)
 	// From here it is finished, whether or not anybody still listens.
 	told := tellAll(tell, append(steps[1:], tellFiles)...)
 	if err := o.cfg.step("delete"); err != nil {
@@ -105,7 +106,6 @@ func (o *Owner) Delete(ctx context.Context, scope pluginwire.Context, author, na
 	if err := o.discard(p.Dir, filepath.Base(p.Dir)); err != nil {
 		return err
 	}
-	o.room()
 	return errors.Join(told, tell(tellDeleted, nil))
 }
 

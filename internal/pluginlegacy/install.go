@@ -112,23 +112,24 @@ func (o *Owner) install(ctx context.Context, in Install, want *release, held str
 	return o.activate(ctx, staged, next)
 }
 
-// admit decides whether a version may be installed over what is there.
+// admit decides whether a version may be installed over what is there, and whether
+// there is room for it to run, before LangBot is told of it.
 func (o *Owner) admit(scope pluginwire.Context, next Plugin, version string) error {
 	if o.cfg.Runner.Debug(scope, next.Author, next.Name) {
 		return errdefs.New(errdefs.Conflict, "Plugin %s/%s is being debugged, and cannot be installed", next.Author, next.Name).
 			WithNext("stop lbp run first")
 	}
 	_, have, ok, err := o.installed(next.Author, next.Name)
-	if errdefs.Is(err, errdefs.Invalid) {
-		return nil // what is there has a broken manifest: it is replaced
-	}
-	if err != nil {
+	switch {
+	case errdefs.Is(err, errdefs.Invalid): // what is there has a broken manifest: it is replaced
+	case err != nil:
 		return err
-	}
-	if ok && have == version {
+	case ok && have == version:
 		return errdefs.New(errdefs.Conflict, "Plugin %s/%s:%s already exists", next.Author, next.Name, version)
 	}
-	return nil
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.hasRoomLocked(filepath.Base(next.Dir))
 }
 
 // stage unpacks a package beside the plugins and gives it its dependencies.
@@ -208,13 +209,15 @@ func (o *Owner) activate(ctx context.Context, staged string, next Plugin) error 
 	if err := o.cfg.step("stop"); err != nil {
 		return err
 	}
-	o.stop(next)
+	o.halt(next)
 	if had {
 		if err := o.cfg.step("set aside"); err != nil {
 			return err
 		}
 		if err := o.move(next.Dir, backup); err != nil {
-			o.startAgain(next, wasRunning)
+			if wasRunning {
+				o.startAgain(next)
+			}
 			return err
 		}
 	}
@@ -249,7 +252,13 @@ func (o *Owner) activate(ctx context.Context, staged string, next Plugin) error 
 // undo takes a generation away that did not become ready, and brings the one before
 // back (LM-17). It returns why, and what of the undoing failed.
 func (o *Owner) undo(next Plugin, backup string, wasRunning bool, why error) error {
-	o.stop(next)
+	o.halt(next)
+	again := false
+	defer func() {
+		if !again {
+			o.vacate(next)
+		}
+	}()
 	if err := o.cfg.step("undo"); err != nil {
 		return why
 	}
@@ -269,14 +278,13 @@ func (o *Owner) undo(next Plugin, backup string, wasRunning bool, why error) err
 		o.log.Error("the generation before stays among the backups until the next start", "plugin", next.Author+"/"+next.Name, "err", err)
 		return why
 	}
-	o.startAgain(next, wasRunning)
+	if again = wasRunning; again {
+		o.startAgain(next)
+	}
 	return why
 }
 
-func (o *Owner) startAgain(p Plugin, wasRunning bool) {
-	if !wasRunning {
-		return
-	}
+func (o *Owner) startAgain(p Plugin) {
 	if err := o.start(p); err != nil {
 		o.log.Error("the generation before was not started again", "plugin", p.Author+"/"+p.Name, "err", err)
 	}

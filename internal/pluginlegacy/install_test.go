@@ -255,3 +255,104 @@ func TestWhenItBegins(t *testing.T) {
 		t.Errorf("%v, %v", err, r.starts())
 	}
 }
+
+// While a plugin is stopped in order to start again, nobody takes its place: not at a
+// restart, nor while another version of it takes over or is taken back.
+func TestPlaceIsKept(t *testing.T) {
+	t.Parallel()
+	dir, r := t.TempDir(), newRunner()
+	r.broken["3"] = true
+	c := config(dir, r)
+	var at string // where another plugin is installed
+	var o *Owner
+	tried := 0
+	other := func() {
+		at = ""
+		tried++
+		var p progress
+		isCode(t, o.Install(t.Context(), local(pack("other", "1")), p.tell), errdefs.Exhausted, "room for: 1")
+		if slices.Contains(p.all, tellSettings) {
+			t.Error("LangBot was told of a plugin for which there is no room")
+		}
+	}
+	c.step = func(name string) error {
+		if name == at {
+			other()
+		}
+		return nil
+	}
+	o = begin(t, c, runtimeConfig(1))
+	mustInstall(t, o, local(pack("toy", "1")))
+	err := o.Restart(t.Context(), scope, "a", "toy", func(action string, _ map[string]any) error {
+		if action == tellContainer {
+			other()
+		}
+		return nil
+	})
+	if err != nil || r.version("a/toy") != "1" {
+		t.Errorf("restart: %v, runs %q", err, r.version("a/toy"))
+	}
+	for i, step := range []string{"set aside", "put in place", "start", "commit"} {
+		at = step
+		version := fmt.Sprint("2.", i)
+		mustInstall(t, o, local(pack("toy", version)))
+		if r.version("a/toy") != version {
+			t.Errorf("%s: runs %q", step, r.version("a/toy"))
+		}
+	}
+	for _, step := range []string{"undo", "bring back"} {
+		at = step
+		isCode(t, o.Install(t.Context(), local(pack("toy", "3")), new(progress).tell), errdefs.Unavailable)
+		if r.version("a/toy") != "2.3" {
+			t.Errorf("%s: runs %q", step, r.version("a/toy"))
+		}
+	}
+	if tried != 7 {
+		t.Errorf("%d tries", tried)
+	}
+	// A new plugin that does not start gives its place back.
+	if err := o.Delete(t.Context(), scope, "a", "toy", new(progress).tell); err != nil {
+		t.Fatal(err)
+	}
+	isCode(t, o.Install(t.Context(), local(pack("toy", "3")), new(progress).tell), errdefs.Unavailable)
+	mustInstall(t, o, local(pack("toy", "1")))
+}
+
+// A place that becomes free goes to the first that waits and is still there.
+func TestRoomForTheNext(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	{
+		o := begin(t, config(dir, newRunner()), runtimeConfig(9))
+		for _, name := range []string{"one", "two", "three", "four"} {
+			mustInstall(t, o, local(pack(name, "1")))
+		}
+		o.Close()
+	}
+	r := newRunner()
+	o := begin(t, config(dir, r), runtimeConfig(1))
+	queue := func() (names []string) {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		for _, p := range o.waiting {
+			names = append(names, p.Name)
+		}
+		return names
+	}
+	until(t, "three wait", func() bool { return len(queue()) == 3 })
+	waiting := queue()
+	drop := func(name string) {
+		if err := o.Delete(t.Context(), scope, "a", name, new(progress).tell); err != nil {
+			t.Fatal(err)
+		}
+	}
+	drop(waiting[1]) // which frees no place
+	until(t, "three wait, one of which is gone", func() bool { return len(queue()) == 3 })
+	drop(r.starts()[0].Name)
+	until(t, "the first that waits starts", func() bool { return r.version("a/"+waiting[0]) != "" })
+	drop(waiting[0])
+	until(t, "the last that waits starts", func() bool { return r.version("a/"+waiting[2]) != "" })
+	if n := len(r.starts()); n != 3 {
+		t.Errorf("%d were started", n)
+	}
+}

@@ -200,20 +200,22 @@ func (o *Owner) begin() {
 	group.Wait()
 }
 
-func (o *Owner) beginOne(p Plugin, places chan struct{}) {
+// beginOne starts a plugin that was found. It reports false if it did not take a place
+// that it could have had.
+func (o *Owner) beginOne(p Plugin, places chan struct{}) bool {
 	unlock, err := o.locks.Take(o.life, filepath.Base(p.Dir))
 	if err != nil {
-		return
+		return true
 	}
 	defer unlock()
 	if _, err := os.Stat(p.Dir); err != nil || o.supervised(filepath.Base(p.Dir)) {
-		return // deleted or started meanwhile
+		return false // deleted or started meanwhile
 	}
 	if !o.cfg.SkipDeps {
 		select {
 		case places <- struct{}{}:
 		case <-o.life.Done():
-			return
+			return true
 		}
 		err := o.prepare(o.life, p, p.Dir, nil)
 		<-places
@@ -223,61 +225,86 @@ func (o *Owner) beginOne(p Plugin, places chan struct{}) {
 		}
 	}
 	if o.cfg.DebugOnly || o.cfg.Runner.Pinned(o.life) != nil {
-		return
+		return true
 	}
-	if err := o.start(p); err != nil {
-		o.log.Warn("a plugin of the legacy directory is not started", "plugin", p.Author+"/"+p.Name, "err", err)
-		if errdefs.Is(err, errdefs.Exhausted) {
-			o.mu.Lock()
-			o.waiting = append(o.waiting, p)
-			o.mu.Unlock()
-		}
+	err = o.start(p)
+	if err == nil {
+		return true
 	}
+	o.log.Warn("a plugin of the legacy directory is not started", "plugin", p.Author+"/"+p.Name, "err", err)
+	if !errdefs.Is(err, errdefs.Exhausted) {
+		return false
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.waiting = append(o.waiting, p)
+	return true
 }
 
-// room starts a plugin that found no room at the start, now that one was deleted.
+// room starts the next plugin that found no room at the start, if there is room now.
 func (o *Owner) room() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if len(o.waiting) == 0 || o.life.Err() != nil {
+	if len(o.waiting) == 0 || len(o.running) >= o.capacity || o.life.Err() != nil {
 		return
 	}
 	p := o.waiting[0]
 	o.waiting = o.waiting[1:]
-	o.work.Go(func() { o.beginOne(p, make(chan struct{}, 1)) })
+	o.work.Go(func() {
+		if !o.beginOne(p, make(chan struct{}, 1)) {
+			o.room()
+		}
+	})
 }
 
 // maxReason is how much of a failure is kept, in bytes (published SDK 0.7: the last
 // 2000 characters of an installer's output).
 const maxReason = 2000
 
-// start starts a plugin's supervisor, within the capacity.
+// start starts a plugin's supervisor, within the capacity. After a failure the plugin
+// has no place.
 func (o *Owner) start(p Plugin) error {
-	base := filepath.Base(p.Dir)
-	o.mu.Lock()
-	if len(o.running) >= o.capacity && !o.running[base] {
-		o.mu.Unlock()
-		return errdefs.New(errdefs.Exhausted, "as many plugins run as the worker policy has room for: %d", o.capacity).
-			WithNext("raise max_workers, max_total_cpus or max_total_memory_mb in LangBot's configuration")
+	if err := o.take(filepath.Base(p.Dir)); err != nil {
+		return err
 	}
-	o.running[base] = true
-	o.mu.Unlock()
 	p.SitePackages = o.sitePackages(p.Dir)
 	err := o.cfg.Runner.Start(p)
 	if err != nil {
-		o.mu.Lock()
-		delete(o.running, base)
-		o.mu.Unlock()
+		o.vacate(p)
 	}
 	return err
 }
 
-// stop stops a plugin's supervisor, registered or not (LM-16).
-func (o *Owner) stop(p Plugin) {
-	o.cfg.Runner.Stop(p.Author, p.Name)
+// take takes a place for a plugin that has none.
+func (o *Owner) take(base string) error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if err := o.hasRoomLocked(base); err != nil {
+		return err
+	}
+	o.running[base] = true
+	return nil
+}
+
+// hasRoomLocked reports whether a plugin may run; mu is held.
+func (o *Owner) hasRoomLocked(base string) error {
+	if o.running[base] || len(o.running) < o.capacity {
+		return nil
+	}
+	return errdefs.New(errdefs.Exhausted, "as many plugins run as the worker policy has room for: %d", o.capacity).
+		WithNext("raise max_workers, max_total_cpus or max_total_memory_mb in LangBot's configuration")
+}
+
+// halt stops a plugin's supervisor, registered or not (LM-16). The plugin keeps its
+// place, so that nobody takes it before it is started again.
+func (o *Owner) halt(p Plugin) { o.cfg.Runner.Stop(p.Author, p.Name) }
+
+// vacate gives a plugin's place to the next that waits for one.
+func (o *Owner) vacate(p Plugin) {
 	o.mu.Lock()
 	delete(o.running, filepath.Base(p.Dir))
 	o.mu.Unlock()
+	o.room()
 }
 
 func (o *Owner) supervised(base string) bool {
