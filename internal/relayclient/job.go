@@ -32,9 +32,12 @@ func (s *session) start(f relaywire.Frame) error {
 		return nil
 	}
 	s.mu.Lock()
-	if s.stopping != nil {
+	// While this program stops, the connection lives until the jobs have ended. The
+	// hub must hear about one that comes meanwhile, or it has to fence this machine.
+	leaving := s.stopping == errStopping
+	if s.stopping != nil && !leaving {
 		s.mu.Unlock()
-		return nil // the connection is about to be closed, which settles it
+		return nil // the connection is lost, and whoever lost it knows what that means
 	}
 	if s.live[f.JobID] != nil {
 		s.mu.Unlock()
@@ -43,10 +46,12 @@ func (s *session) start(f relaywire.Frame) error {
 	j := &job{id: f.JobID}
 	j.lane = newLane(j)
 	j.ctx, j.cancel = context.WithCancelCause(context.Background())
-	busy := len(s.live) >= s.limits.Jobs
+	busy := leaving || len(s.live) >= s.limits.Jobs
 	full := len(s.live) >= 2*s.limits.Jobs // even refusals are bounded
 	if !full {
 		s.live[j.id] = j
+	}
+	if !full && !busy {
 		s.jobs.Add(1)
 	}
 	s.mu.Unlock()
@@ -56,8 +61,11 @@ func (s *session) start(f relaywire.Frame) error {
 		return protocolError("the hub starts jobs faster than it takes their ends")
 	case busy:
 		j.cancel(errCancelled)
-		s.finish(j, relaywire.FailedEvent(codeBusy, "this machine runs as many jobs as it may", true))
-		s.jobs.Done()
+		why := "this machine runs as many jobs as it may"
+		if leaving {
+			why = "this machine takes no more jobs: its client stops"
+		}
+		s.finish(j, relaywire.FailedEvent(codeBusy, why, true))
 	default:
 		go s.run(j, f.Payload)
 	}

@@ -251,6 +251,45 @@ func TestIDIsFreeAtItsEnd(t *testing.T) {
 	}
 }
 
+// A job that comes while this program stops was never started here. The hub is told
+// so: a connection that is lost with it would fence this machine for nothing.
+func TestJobForAClientThatStops(t *testing.T) {
+	t.Parallel()
+	h := newFakeHub(t)
+	runs, begun, proceed := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	r := h.connect(t, "d", with(func(ctx context.Context, id string, _ json.RawMessage, _ func(json.RawMessage) error, _ MCP) error {
+		if id != "one" {
+			t.Errorf("the job %s is run", id)
+			return nil
+		}
+		close(runs)
+		<-ctx.Done()
+		close(begun)
+		<-proceed
+		return context.Cause(ctx)
+	}))
+	release := sync.OnceFunc(func() { close(proceed) })
+	t.Cleanup(release)
+	c := h.ready(t)
+	c.send(start("one", "{}"))
+	<-runs
+	r.stop()
+	<-begun
+	for _, id := range []string{"two", "three"} {
+		c.send(start(id, "{}"))
+		if got := c.until(id); !strings.Contains(got, codeBusy) || !strings.Contains(got, `"retryable":true`) {
+			t.Errorf("%s: %s", id, got)
+		}
+	}
+	release()
+	if got := c.until("one"); !strings.HasSuffix(got, "run.finished") {
+		t.Error(got)
+	}
+	if code := c.closed(); code != websocket.StatusNormalClosure {
+		t.Errorf("closed with %d", code)
+	}
+}
+
 // until reads a job's frames up to run.finished.
 func (c *fakeConn) until(id string) string {
 	c.t.Helper()
