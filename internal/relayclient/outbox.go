@@ -2,6 +2,7 @@ package relayclient
 
 import (
 	"context"
+	"slices"
 	"sync"
 )
 
@@ -10,13 +11,16 @@ type outbox struct {
 	perJob int64 // bytes of events one job may have waiting
 
 	mu     sync.Mutex
-	acks   []ack    // at most one per job
-	calls  [][]byte // at most as many as tool calls may be under way
-	ready  []*lane  // jobs with events, in turn
+	acks   []ack       // at most one per job
+	calls  []*toolCall // at most as many as tool calls are under way
+	ready  []*lane     // jobs with events, in turn
 	closed bool
 	wake   chan struct{} // one token when something was added
 	idle   chan struct{} // closed when it is empty and flush was asked for
 }
+
+// toolCall is the frame of a tool call that somebody waits for.
+type toolCall struct{ frame []byte }
 
 type ack struct {
 	frame []byte
@@ -123,16 +127,27 @@ func (o *outbox) release(l *lane) {
 	l.room = make(chan struct{})
 }
 
-// call adds a tool call.
-func (o *outbox) call(frame []byte) error {
+// call adds a tool call. Whoever waits for the answer no more withdraws it.
+func (o *outbox) call(c *toolCall) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.closed {
 		return errLost
 	}
-	o.calls = append(o.calls, frame)
+	o.calls = append(o.calls, c)
 	o.poke()
 	return nil
+}
+
+// withdraw takes a call back if it still waits to be sent. Else a hub that reads
+// slowly would be asked what nobody wants to know, for a job that may be over, and
+// an agent that gives up quickly could fill the memory.
+func (o *outbox) withdraw(c *toolCall) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if i := slices.Index(o.calls, c); i >= 0 {
+		o.calls = slices.Delete(o.calls, i, i+1)
+	}
 }
 
 // take returns the next frame, and the job that is over with it. It waits until
@@ -159,9 +174,9 @@ func (o *outbox) try() ([]byte, *job, bool) {
 		return a.frame, a.lane.job, true
 	}
 	if len(o.calls) > 0 {
-		f := o.calls[0]
-		o.calls = o.calls[1:]
-		return f, nil, true
+		c := o.calls[0]
+		o.calls = slices.Delete(o.calls, 0, 1)
+		return c.frame, nil, true
 	}
 	for len(o.ready) > 0 {
 		l := o.ready[0]

@@ -4,9 +4,13 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net"
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 func frames(t *testing.T, o *outbox) string {
@@ -39,9 +43,14 @@ func TestOutboxOrder(t *testing.T) {
 	add(a, "a1", "a2", "a3", "a4")
 	add(b, "b1", "b2")
 	add(c, "c1", "c2")
-	if err := o.call([]byte("call")); err != nil {
-		t.Fatal(err)
+	given := &toolCall{[]byte("given up")}
+	for _, c := range []*toolCall{given, {[]byte("call")}} {
+		if err := o.call(c); err != nil {
+			t.Fatal(err)
+		}
 	}
+	o.withdraw(given)
+	o.withdraw(given)
 	o.finish(b, []byte("b3"), []byte("bF")) // behind its events
 	o.drop(c)                               // cancelled while it runs
 	o.finish(c, []byte("c3"), []byte("cF"))
@@ -152,5 +161,48 @@ func TestUnconfirmedIsNeverQueued(t *testing.T) {
 	// Nor is another job taken.
 	if err := s.start(start("k", "{}")); err != nil || len(s.live) != 1 {
 		t.Errorf("%v, %d jobs", err, len(s.live))
+	}
+}
+
+// Calls that are given up do not wait for a hub that does not read: their bodies are
+// large, and an agent may give up as often as it likes.
+func TestGivenUpCallsDoNotWait(t *testing.T) {
+	t.Parallel()
+	s := &session{out: newOutbox(1), pending: map[string]chan json.RawMessage{}} // without a writer
+	for range 100 {
+		if _, err := s.call(bg, "j", json.RawMessage(`{"id":1}`), time.Microsecond); err != errTimeout {
+			t.Fatal(err)
+		}
+	}
+	if n, m := len(s.out.calls), len(s.pending); n+m > 0 {
+		t.Errorf("%d calls wait to be sent, %d for an answer", n, m)
+	}
+}
+
+// What waits in the kernel is as bounded as the limits say. The kernel doubles what
+// it is told (socket(7)).
+func TestLittleWaitsInTheKernel(t *testing.T) {
+	t.Parallel()
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	const bytes = 32 << 10
+	conn, err := dialer(bytes)(bg, "tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	raw, err := conn.(*net.TCPConn).SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got int
+	if cerr := raw.Control(func(fd uintptr) { got, err = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_SNDBUF) }); cerr != nil || err != nil {
+		t.Fatal(cerr, err)
+	}
+	if got != 2*bytes {
+		t.Errorf("the kernel keeps %d bytes, want twice %d", got, bytes)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"sync"
 	"time"
@@ -81,11 +82,24 @@ func (s *session) serve(ctx context.Context) error {
 	return err
 }
 
+// dialer lets at most that many bytes, as the kernel counts, wait in it on a
+// connection, if that is more than none: an acknowledgement stands behind them.
+func dialer(bytes int) func(ctx context.Context, network, addr string) (net.Conn, error) {
+	return func(ctx context.Context, network, addr string) (net.Conn, error) {
+		var d net.Dialer
+		conn, err := d.DialContext(ctx, network, addr)
+		if tcp, ok := conn.(*net.TCPConn); ok && bytes > 0 {
+			_ = tcp.SetWriteBuffer(bytes) // a wish: without it only latency suffers
+		}
+		return conn, err
+	}
+}
+
 // connect dials and shakes hands within their time-outs.
 func (s *session) connect(ctx context.Context) error {
 	dial, cancel := context.WithTimeout(ctx, s.limits.ConnectTimeout)
 	defer cancel()
-	transport := &http.Transport{Proxy: http.ProxyFromEnvironment}
+	transport := &http.Transport{Proxy: http.ProxyFromEnvironment, DialContext: dialer(s.limits.SocketBytes / 4)}
 	defer transport.CloseIdleConnections() // a WebSocket is none of them
 	conn, res, err := websocket.Dial(dial, s.cfg.URL, &websocket.DialOptions{
 		CompressionMode: websocket.CompressionDisabled,
@@ -260,10 +274,11 @@ func (s *session) call(ctx context.Context, jobID string, payload json.RawMessag
 		delete(s.pending, id)
 		s.mu.Unlock()
 	}()
-	frame := relaywire.Append(nil, &relaywire.Frame{Type: relaywire.MCPRequest, RequestID: id, JobID: jobID, Payload: payload})
-	if err := s.out.call(frame); err != nil {
+	c := &toolCall{relaywire.Append(nil, &relaywire.Frame{Type: relaywire.MCPRequest, RequestID: id, JobID: jobID, Payload: payload})}
+	if err := s.out.call(c); err != nil {
 		return nil, err
 	}
+	defer s.out.withdraw(c)
 	t := time.NewTimer(timeout)
 	defer t.Stop()
 	select {
