@@ -106,7 +106,7 @@ func (h *Handler) registerRuns(b *builder) {
 			return reply(h.cfg.Broker.CreateRun(ctx, p, in.Body))
 		})
 	jsonOp(b, spec{id: "list-runs", method: http.MethodGet, path: "/v1/runs", action: authz.RunList, tag: "runs",
-		summary: "List runs", description: "The runs the credential may see."},
+		summary: "List runs", description: "The runs the credential may see.", errors: []errdefs.Code{errdefs.NotFound}},
 		func(ctx context.Context, p authz.Principal, in *PageIn) (*answer[api.List[api.Run]], error) {
 			return replyList(h.cfg.Broker.Runs(ctx, p, in.page()))
 		})
@@ -143,7 +143,7 @@ func (h *Handler) registerBoxes(b *builder) {
 			return reply(h.cfg.Boxes.Acquire(ctx, p, in.Body))
 		})
 	jsonOp(b, spec{id: "list-boxes", method: http.MethodGet, path: "/v1/boxes", action: authz.BoxRead, tag: "boxes",
-		summary: "List boxes", description: "The boxes of the workspace; an admin sees all."},
+		summary: "List boxes", description: "The boxes of the workspace; an admin sees all.", errors: []errdefs.Code{errdefs.NotFound}},
 		func(ctx context.Context, p authz.Principal, in *PageIn) (*answer[api.List[api.Box]], error) {
 			return replyList(h.cfg.Boxes.List(ctx, p, in.page()))
 		})
@@ -193,7 +193,7 @@ func (h *Handler) registerFences(b *builder) {
 		PageIn
 	}
 	jsonOp(b, spec{id: "list-fences", method: http.MethodGet, path: "/v1/fences", action: authz.FenceRead, tag: "fences",
-		summary: "List fences", description: "Fences that stand, or with cleared=true all."},
+		summary: "List fences", description: "Fences that stand, or with cleared=true all.", errors: []errdefs.Code{errdefs.NotFound}},
 		func(ctx context.Context, p authz.Principal, in *listIn) (*answer[api.List[api.Fence]], error) {
 			return replyList(h.cfg.Broker.Fences(ctx, p, !in.Cleared, in.page()))
 		})
@@ -258,7 +258,7 @@ func (h *Handler) registerTenants(b *builder) {
 		PageIn
 	}
 	jsonOp(b, spec{id: "list-audit", method: http.MethodGet, path: "/v1/audit", action: authz.AuditRead, tag: "tenants",
-		summary: "List recorded acts", description: "Who did what to which record, newest first."},
+		summary: "List recorded acts", description: "Who did what to which record, newest first.", errors: []errdefs.Code{errdefs.NotFound}},
 		func(ctx context.Context, p authz.Principal, in *auditIn) (*answer[api.List[api.AuditEvent]], error) {
 			return replyList(h.cfg.Broker.Audit(ctx, p, in.Workspace, in.page()))
 		})

@@ -32,7 +32,8 @@ func (h *Handler) registerProcesses(b *builder) {
 		PageIn
 	}
 	jsonOp(b, spec{id: "list-processes", method: http.MethodGet, path: "/v1/processes", action: authz.ProcessList, tag: "processes",
-		summary: "List processes", description: "Processes the credential may see: of its run, of its workspace, or all. Long arguments are cut, and receipts left out: get-process has them."},
+		summary: "List processes", description: "Processes the credential may see: of its run, of its workspace, or all. Long arguments are cut, and receipts left out: get-process has them.",
+		errors: []errdefs.Code{errdefs.NotFound}},
 		func(ctx context.Context, p authz.Principal, in *listIn) (*answer[api.List[api.Process]], error) {
 			return replyList(h.cfg.Broker.List(ctx, p, ListQuery{Run: in.Run, Box: in.Box, Live: in.Live, Limit: in.Limit, After: in.After}))
 		})

@@ -271,3 +271,18 @@ func TestDocsPageNamesEverything(t *testing.T) {
 		t.Error("the page has no content security policy")
 	}
 }
+
+// TestADocumentedAnswerForWhatIsNotThere holds that an operation that names a record,
+// in its path or as the one to go on after, is said to answer 404.
+func TestADocumentedAnswerForWhatIsNotThere(t *testing.T) {
+	t.Parallel()
+	for _, rt := range newRig(t).h.order {
+		names := strings.Contains(rt.op.Path, "{")
+		for _, p := range rt.op.Parameters {
+			names = names || p.Name == "after" && rt.op.OperationID != "list-workspaces" // a name, of which the next is asked
+		}
+		if _, said := rt.op.Responses["404"]; names && !said {
+			t.Errorf("%s %s names a record, and 404 is not among its answers", rt.op.Method, rt.op.Path)
+		}
+	}
+}
