@@ -30,7 +30,7 @@ const DefaultRetryFor = 30 * time.Second
 
 // Config says which server to talk to, and as whom.
 type Config struct {
-	// URL is the server's base address, such as "http://127.0.0.1:7717". A path
+	// URL is the server's base address, such as "http://127.0.0.1:7878". A path
 	// in it is kept as a prefix, for a server behind a proxy.
 	URL string
 	// Key is an admin key, a workspace key or a run token. May be empty: then
@@ -45,6 +45,9 @@ type Config struct {
 	// never repeats. A server that has never answered this client is tried for a
 	// second only.
 	RetryFor time.Duration
+	// OnSilence is told when a call has been repeated for a second and goes on being
+	// repeated, once for each such call, from any goroutine. nil tells nobody.
+	OnSilence func()
 	// UserAgent names the program; empty is "stockade-client".
 	UserAgent string
 }
@@ -56,6 +59,7 @@ type Client struct {
 	key       string
 	http      *http.Client
 	retryFor  time.Duration
+	onSilence func()
 	userAgent string
 	answered  *atomic.Bool // shared by clients made with WithKey
 }
@@ -66,7 +70,7 @@ func New(cfg Config) (*Client, error) {
 	u, err := url.Parse(cfg.URL)
 	if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" {
 		return nil, errdefs.New(Invalid, "%q is not the address of a server", cfg.URL).
-			WithNext("give one such as http://127.0.0.1:7717")
+			WithNext("give one such as http://127.0.0.1:7878")
 	}
 	if u.User != nil || u.RawQuery != "" || u.Fragment != "" {
 		return nil, errdefs.New(Invalid, "the address of a server holds a user, a query or a fragment").
@@ -89,7 +93,7 @@ func New(cfg Config) (*Client, error) {
 			return nil, errdefs.New(Unauthenticated, "the key holds a character that no key has")
 		}
 	}
-	c := &Client{base: u, key: key, http: cfg.HTTP, retryFor: cfg.RetryFor, userAgent: cfg.UserAgent, answered: new(atomic.Bool)}
+	c := &Client{base: u, key: key, http: cfg.HTTP, retryFor: cfg.RetryFor, onSilence: cfg.OnSilence, userAgent: cfg.UserAgent, answered: new(atomic.Bool)}
 	if c.http == nil {
 		c.http = defaultHTTP()
 	}

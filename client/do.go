@@ -157,8 +157,10 @@ func problemError(resp *http.Response) error {
 
 // patience spaces out repetitions and ends them.
 type patience struct {
-	end   time.Time
-	delay time.Duration
+	end       time.Time
+	delay     time.Duration
+	waited    time.Duration
+	onSilence func() // nil once it was told
 }
 
 func (c *Client) patience() *patience {
@@ -166,7 +168,7 @@ func (c *Client) patience() *patience {
 	if d > firstPatience && !c.answered.Load() {
 		d = firstPatience
 	}
-	return &patience{end: time.Now().Add(d), delay: 25 * time.Millisecond}
+	return &patience{end: time.Now().Add(d), delay: 25 * time.Millisecond, onSilence: c.onSilence}
 }
 
 // wait sleeps for the next delay, or reports that there is no patience left.
@@ -176,6 +178,11 @@ func (p *patience) wait(ctx context.Context) bool {
 	if time.Now().Add(d).After(p.end) {
 		return false
 	}
+	if p.waited >= time.Second && p.onSilence != nil {
+		p.onSilence()
+		p.onSilence = nil
+	}
+	p.waited += d
 	return sleep(ctx, d)
 }
 

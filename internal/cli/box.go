@@ -41,7 +41,7 @@ func (a *app) findBox(ctx context.Context, cl *client.Client, text string) (stri
 			return b.ID, nil
 		}
 	}
-	return resolve("box", text, boxes, func(b api.Box) string { return b.ID })
+	return resolve("box", "stockade box ls", text, boxes, func(b api.Box) string { return b.ID })
 }
 
 func (a *app) boxLsCommand() *cobra.Command {
@@ -116,12 +116,7 @@ func (a *app) boxRmCommand() *cobra.Command {
 					failed = exitError{exitCode(err)}
 					continue
 				}
-				if a.json {
-					err = a.printLine(map[string]string{"removed": id})
-				} else {
-					_, err = fmt.Fprintln(a.Stdout, id)
-				}
-				if err != nil {
+				if err := a.removed(id); err != nil {
 					return err
 				}
 			}

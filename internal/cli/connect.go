@@ -26,14 +26,14 @@ const (
 // key of the kind the command needs.
 func (a *app) connect(keyName string) (*client.Client, error) {
 	state := config.DefaultStateDir()
-	cfg := client.Config{URL: a.url, Key: os.Getenv("STOCKADE_KEY"), KeyFile: a.keyFile, UserAgent: "stockade-cli/" + a.Version}
+	cfg := client.Config{URL: a.url, OnSilence: a.silence, Key: os.Getenv("STOCKADE_KEY"), KeyFile: a.keyFile, UserAgent: "stockade-cli/" + a.Version}
 	if cfg.URL == "" {
 		b, err := os.ReadFile(filepath.Join(state, server.AddressFile))
 		switch {
 		case err == nil:
 			cfg.URL = strings.TrimSpace(string(b))
 		case errors.Is(err, fs.ErrNotExist):
-			return nil, errdefs.Wrap(err, errdefs.Unavailable, "no server is known: there is no --url, and none has run on %s", state).
+			return nil, errdefs.Wrap(err, errdefs.Unavailable, "no server is known: there is no --url, and none runs on %s", state).
 				WithNext(`start one with "stockade serve", or name one with --url and --key-file`)
 		default:
 			return nil, errdefs.Wrap(err, errdefs.Denied, "the state directory %s cannot be read: %v", state, fsReason(err)).
@@ -48,6 +48,14 @@ func (a *app) connect(keyName string) (*client.Client, error) {
 		}
 	}
 	return client.New(cfg)
+}
+
+// silence says, at most once in half a minute, that the server is being waited for.
+func (a *app) silence() {
+	now := time.Now().Unix()
+	if last := a.silent.Load(); now-last >= 30 && a.silent.CompareAndSwap(last, now) && !a.json {
+		a.say("stockade: the server does not answer; trying again …")
+	}
 }
 
 func fsReason(err error) error {
@@ -76,8 +84,9 @@ func pages[T any](ctx context.Context, id func(T) string, fetch func(context.Con
 }
 
 // resolve finds the one full id that text stands for: an id itself, or the
-// beginning or end of one, as people copy them from a table.
-func resolve[T any](what, text string, items []T, id func(T) string) (string, error) {
+// beginning or end of one, as people copy them from a table. list is the command
+// that shows such a table.
+func resolve[T any](what, list, text string, items []T, id func(T) string) (string, error) {
 	var found []string
 	for _, it := range items {
 		full := id(it)
@@ -93,9 +102,9 @@ func resolve[T any](what, text string, items []T, id func(T) string) (string, er
 	case 1:
 		return found[0], nil
 	case 0:
-		return "", errdefs.New(errdefs.NotFound, "no %s %q", what, text)
+		return "", errdefs.New(errdefs.NotFound, "there is no %s %q", what, text).WithNext("%s lists what there is", list)
 	default:
-		return "", errdefs.New(errdefs.Invalid, "%q stands for %d %ss", text, len(found), what).WithNext("give more of the id: %s", strings.Join(found[:min(3, len(found))], ", "))
+		return "", errdefs.New(errdefs.Invalid, "%q stands for more than one %s: %d", text, what, len(found)).WithNext("give more of the id: %s", strings.Join(found[:min(3, len(found))], ", "))
 	}
 }
 

@@ -85,7 +85,7 @@ func isNotFound(detail string) bool {
 func (a *app) complain(err error) {
 	e, ok := errors.AsType[*errdefs.Error](err)
 	if !ok {
-		e = errdefs.New(errdefs.Invalid, "%v", err)
+		e = errdefs.New(errdefs.Internal, "%v", err)
 	}
 	if a.json {
 		_ = writeJSON(a.Stderr, api.ProblemOf(e, "stderr"))

@@ -67,7 +67,7 @@ func (a *app) imageCommand() *cobra.Command {
 				if err := cl.RemoveImage(cmd.Context(), target, ref); err != nil {
 					return err
 				}
-				if _, err := fmt.Fprintln(a.Stdout, ref); err != nil {
+				if err := a.removed(ref); err != nil {
 					return err
 				}
 			}
@@ -89,7 +89,11 @@ func (a *app) imageTar(ctx context.Context, path string) (io.ReadCloser, error) 
 		return nil, errdefs.Wrap(err, errdefs.NotFound, "%s cannot be read: %v", path, fsReason(err))
 	}
 	if !info.IsDir() {
-		return os.Open(path)
+		f, err := os.Open(path)
+		if err != nil {
+			return nil, errdefs.Wrap(err, errdefs.Denied, "%s cannot be read: %v", path, fsReason(err))
+		}
+		return f, nil
 	}
 	if _, err := os.Stat(filepath.Join(path, "oci-layout")); err != nil {
 		return nil, errdefs.New(errdefs.Invalid, "%s is not an OCI image layout: it has no file oci-layout", path)

@@ -30,17 +30,22 @@ func (a *app) psCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if box != "" {
+				if box, err = a.findBox(cmd.Context(), cl, box); err != nil {
+					return err
+				}
+			}
 			procs, err := a.processes(cmd.Context(), cl, client.ProcessFilter{Live: !all, Box: box})
 			if err != nil {
 				return err
 			}
 			return show(a, procs, []string{"HANDLE", "BOX", "COMMAND", "AGE", "STATUS", "OUTPUT"}, func(p api.Process, now time.Time) []string {
-				return []string{p.Handle, p.Box, command(p.Argv), age(now, p.CreatedAt), status(p), size(p.Log.Next)}
+				return []string{p.Handle, p.Box, short(strings.Join(p.Argv, " "), 36), age(now, p.CreatedAt), short(status(p), 60), size(p.Log.Next)}
 			})
 		},
 	}
 	c.Flags().BoolVarP(&all, "all", "a", false, "also those that ended")
-	c.Flags().StringVar(&box, "box", "", "only those in this box (id)")
+	c.Flags().StringVar(&box, "box", "", "only those in this box, by id or key")
 	return c
 }
 
@@ -65,18 +70,17 @@ func (a *app) process(ctx context.Context, cl *client.Client, text string) (*cli
 			return cl.Process(p.Handle), nil
 		}
 	}
-	handle, err := resolve("process", text, procs, func(p api.Process) string { return p.Handle })
+	handle, err := resolve("process", "stockade ps --all", text, procs, func(p api.Process) string { return p.Handle })
 	if err != nil {
 		return nil, err
 	}
 	return cl.Process(handle), nil
 }
 
-// command shortens an argument vector for a table.
-func command(argv []string) string {
-	s := strings.Join(argv, " ")
-	if r := []rune(s); len(r) > 36 {
-		s = string(r[:35]) + "…"
+// short cuts what is too long for a table.
+func short(s string, most int) string {
+	if r := []rune(s); len(r) > most {
+		s = string(r[:most-1]) + "…"
 	}
 	return s
 }

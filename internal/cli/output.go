@@ -15,7 +15,13 @@ import (
 )
 
 // say writes a line for the person, to standard error.
-func (a *app) say(format string, args ...any) { fmt.Fprintf(a.Stderr, format+"\n", args...) }
+func (a *app) say(format string, args ...any) {
+	line := fmt.Sprintf(format+"\n", args...)
+	if a.raw.Load() {
+		line = "\r" + strings.ReplaceAll(line, "\n", "\r\n")
+	}
+	_, _ = io.WriteString(a.Stderr, line)
+}
 
 func writeJSON(w io.Writer, v any) error {
 	enc := json.NewEncoder(w)
@@ -32,6 +38,15 @@ func (a *app) printLine(v any) error {
 	enc := json.NewEncoder(a.Stdout)
 	enc.SetEscapeHTML(false)
 	return enc.Encode(v)
+}
+
+// removed tells of one thing that is gone, of several that may have been named.
+func (a *app) removed(what string) error {
+	if a.json {
+		return a.printLine(map[string]string{"removed": what})
+	}
+	_, err := fmt.Fprintln(a.Stdout, what)
+	return err
 }
 
 // show prints a listing: with --json the items as they are, else a table with what row

@@ -20,10 +20,11 @@ func parseSize(flag, s string) (int64, error) {
 	shift, ok := map[string]uint{"": 0, "b": 0, "k": 10, "kb": 10, "kib": 10, "m": 20, "mb": 20, "mib": 20,
 		"g": 30, "gb": 30, "gib": 30, "t": 40, "tb": 40, "tib": 40}[unit]
 	n, err := strconv.ParseFloat(digits, 64)
-	if err != nil || !ok || n <= 0 || n*float64(uint64(1)<<shift) > 1<<50 {
+	n *= float64(uint64(1) << shift)
+	if err != nil || !ok || !(n >= 1 && n <= 1<<50) {
 		return 0, errdefs.New(errdefs.Invalid, "%s: %q is not a size", flag, s).WithNext("write a number with k, m, g or t, like 512m")
 	}
-	return int64(n * float64(uint64(1)<<shift)), nil
+	return int64(n), nil
 }
 
 // parseVolume reads -v SRC:DST[:ro|rw].

@@ -430,7 +430,7 @@ func (a *app) relayFence(ctx context.Context, cl *client.Client, text string) (c
 			return f, nil
 		}
 	}
-	key, err := resolve("fence", text, fences, func(f client.RelayFence) string { return f.Key })
+	key, err := resolve("fence", "stockade relay fence ls", text, fences, func(f client.RelayFence) string { return f.Key })
 	if err != nil {
 		return client.RelayFence{}, err
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/signal"
 	"sync"
@@ -18,8 +19,24 @@ import (
 	"github.com/stockade-run/stockade/internal/errdefs"
 )
 
-// errDetached ends a session whose person left with Ctrl-P Ctrl-Q.
-var errDetached = errors.New("detached")
+// How a session ends before its process: the person left with Ctrl-P Ctrl-Q, or with
+// a third Ctrl-C; or there is nowhere to write the output to.
+var (
+	errDetached = errors.New("detached")
+	errLeft     = errors.New("left")
+	errOutput   = errors.New("the output cannot be written")
+)
+
+// outlet marks the errors of writing here, which are not the server's.
+type outlet struct{ io.Writer }
+
+func (o outlet) Write(p []byte) (int, error) {
+	n, err := o.Writer.Write(p)
+	if err != nil {
+		err = fmt.Errorf("%w: %w", errOutput, err)
+	}
+	return n, err
+}
 
 // sessionOptions says how to be attached to a process.
 type sessionOptions struct {
@@ -45,24 +62,50 @@ func (a *app) session(parent context.Context, proc *client.Process, sigs *signal
 	var helpers sync.WaitGroup
 	defer helpers.Wait()
 	defer cancel(nil) // before Wait
-	helpers.Go(func() { a.forwardSignals(ctx, proc, sigs, o) })
+	helpers.Go(func() { a.forwardSignals(ctx, proc, sigs, o, func() { cancel(errLeft) }) })
 	if o.stdin {
 		// Not waited for: a read of the terminal cannot be interrupted.
 		go a.forwardStdin(ctx, cancel, proc, o)
 	}
-	copied, err := proc.Copy(ctx, a.Stdout, a.Stderr, client.OutputOptions{Cursor: o.cursor, Ack: true, OnGap: func(g client.Gap) {
+	copied, err := proc.Copy(ctx, outlet{a.Stdout}, outlet{a.Stderr}, client.OutputOptions{Cursor: o.cursor, Ack: true, OnGap: func(g client.Gap) {
 		a.say("stockade: %d bytes from cursor %s to %s are no longer kept", g.Bytes, g.From, g.To)
 	}})
-	if cause := context.Cause(ctx); errors.Is(cause, errDetached) {
-		return api.Exit{}, errDetached
-	}
-	if err != nil {
-		return api.Exit{}, err
-	}
-	if copied.Exit != nil {
+	end := api.Exit{}
+	switch cause := context.Cause(ctx); {
+	case errors.Is(cause, errDetached):
+		return end, errDetached
+	case errors.Is(cause, errLeft):
+		return end, errdefs.Wrap(errLeft, errdefs.Indeterminate, "left before it was known how the command ended").
+			WithNext("see stockade get %s", proc.Handle())
+	case errors.Is(err, errOutput):
+		return end, outputError(err)
+	case err == nil && copied.Exit != nil:
 		return *copied.Exit, nil
+	case err == nil:
+		end, err = proc.Wait(ctx)
 	}
-	return proc.Wait(ctx)
+	if client.IsCode(err, client.Unavailable) {
+		e := errdefs.Wrap(err, errdefs.Unavailable, "%s", message(err))
+		return end, e.WithNext("the command may go on; come back with: stockade attach --since-cursor %s %s", copied.Cursor, proc.Handle())
+	}
+	return end, err
+}
+
+// outputError says why this command's own output could not be written.
+func outputError(err error) error {
+	reason := err
+	if pe, ok := errors.AsType[*fs.PathError](err); ok {
+		reason = pe.Err
+	}
+	return errdefs.Wrap(err, errdefs.Unavailable, "%v: %v", errOutput, reason)
+}
+
+// message is what an error says, without its next step.
+func message(err error) string {
+	if e, ok := errors.AsType[*errdefs.Error](err); ok {
+		return e.Message
+	}
+	return err.Error()
 }
 
 // forwardStdin copies this command's input to the process and its end after it.
@@ -160,16 +203,20 @@ func (s *signals) cancelling(parent context.Context) (ctx context.Context, relea
 	})
 }
 
-// forwardSignals makes the first SIGINT or SIGTERM a polite close and the second
-// a kill, and keeps the size of the process's terminal.
-func (a *app) forwardSignals(ctx context.Context, proc *client.Process, sigs *signals, o sessionOptions) {
+// forwardSignals makes the first SIGINT or SIGTERM a polite close, the second a kill
+// and the third, when not even that is answered, a leave; and it keeps the size of the
+// process's terminal.
+func (a *app) forwardSignals(ctx context.Context, proc *client.Process, sigs *signals, o sessionOptions, leave func()) {
 	if o.tty { // the size may have changed since it was opened
 		if size, err := a.terminalSize(); err == nil {
 			_ = proc.Resize(ctx, *size)
 		}
 	}
 	var closing sync.WaitGroup
-	defer closing.Wait()
+	// A close goes on when the session is over: it must not be taken back.
+	patient, giveUp := context.WithCancel(context.WithoutCancel(ctx))
+	defer giveUp()
+	defer closing.Wait() // before giveUp
 	asked := 0
 	for {
 		select {
@@ -188,19 +235,21 @@ func (a *app) forwardSignals(ctx context.Context, proc *client.Process, sigs *si
 			case s == syscall.SIGHUP: // the terminal is gone; nobody can press twice
 			case asked == 1:
 				a.say("\nstockade: asking the command to stop; once more to kill it")
-			default:
+			case asked == 2:
+				a.say("\nstockade: killing it; once more to leave without waiting")
 				grace = 0
-			}
-			if asked > 2 {
+			default:
+				giveUp()
+				leave()
 				continue
 			}
 			ms := grace.Milliseconds()
 			closing.Go(func() {
 				reason := fmt.Sprintf("%v at the command line", s)
-				// A close goes on when the session is over: it must not be taken back.
-				cctx, stop := bounded(ctx, grace+time.Minute)
+				cctx, stop := context.WithTimeout(patient, grace+time.Minute)
 				defer stop()
-				if _, err := proc.Close(cctx, api.CloseRequest{Reason: reason, GraceMillis: &ms}); err != nil && !client.IsCode(err, client.Conflict) {
+				_, err := proc.Close(cctx, api.CloseRequest{Reason: reason, GraceMillis: &ms})
+				if err != nil && patient.Err() == nil && !client.IsCode(err, client.Conflict) {
 					a.say("stockade: the command could not be stopped: %v", err)
 				}
 			})
@@ -234,5 +283,9 @@ func (a *app) rawTerminal() (restore func(), err error) {
 	if err != nil {
 		return nil, errdefs.Wrap(err, errdefs.Unavailable, "the terminal cannot be made raw: %v", err)
 	}
-	return func() { _ = term.Restore(int(f.Fd()), old) }, nil
+	a.raw.Store(true)
+	return func() {
+		_ = term.Restore(int(f.Fd()), old)
+		a.raw.Store(false)
+	}, nil
 }

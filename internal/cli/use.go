@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -25,7 +26,7 @@ func (a *app) useCommands() []*cobra.Command {
 type runOptions struct {
 	box, image, workdir, requestID string
 	env, volumes, mounts, models   []string
-	tty, detach, noStdin, keep     bool
+	tty, detach, noStdin, keep, rm bool
 	cpus                           float64
 	memory                         string
 	pids                           int64
@@ -50,10 +51,12 @@ Exit status: the command's own; 128+N if signal N ended it; 137 out of memory; 1
 		Example: "  stockade run -- uname -a\n  tar -c . | stockade run --box build -- sh -c 'tar -x && make test'\n  stockade run --box dev -t -- bash\n  stockade run --detach --box dev -- ./long-job",
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if o.box == "" && cmd.Flags().Changed("box") {
+				return errdefs.New(errdefs.Invalid, "--box is empty").WithNext("give the box a key, or leave --box out for a new one")
+			}
 			code, err := a.run(cmd.Context(), o, args)
 			if err != nil {
-				a.complain(err)
-				return exitError{exitOurs}
+				return err
 			}
 			if code != 0 {
 				return exitError{code}
@@ -66,13 +69,15 @@ Exit status: the command's own; 128+N if signal N ended it; 137 out of memory; 1
 	f.StringVar(&o.box, "box", "", "reuse key of the box")
 	f.StringVar(&o.image, "image", "", "image of a new box (default: the host profile)")
 	f.StringArrayVarP(&o.env, "env", "e", nil, "NAME=VALUE, or NAME to pass on this shell's value")
-	f.StringVarP(&o.workdir, "workdir", "w", "", "directory below the workspace")
+	f.StringVarP(&o.workdir, "workdir", "w", "", "directory below /workspace")
 	f.StringArrayVarP(&o.volumes, "volume", "v", nil, "SRC:DST[:ro]: mount a directory the operator allows into a new box")
 	f.StringArrayVar(&o.mounts, "mount", nil, "type=bind,source=SRC,target=DST[,readonly]: the same, in long form")
 	f.StringSliceVar(&o.models, "model", nil, "model provider the command may reach; the box is then its own")
 	f.BoolVarP(&o.tty, "tty", "t", false, "run on a terminal")
 	f.BoolVarP(&o.detach, "detach", "d", false, "print the handle and leave it running")
+	f.BoolP("interactive", "i", false, "forward input, which is done in any case; so that -it is understood")
 	f.BoolVar(&o.noStdin, "no-stdin", false, "give the command no input")
+	f.BoolVar(&o.rm, "rm", false, "remove the new box afterwards, which is done in any case")
 	f.BoolVar(&o.keep, "keep", false, "keep the new box (it is removed when idle)")
 	f.Float64Var(&o.cpus, "cpus", 0, "processors of a new box")
 	f.StringVarP(&o.memory, "memory", "m", "", "memory of a new box, like 512m or 2g")
@@ -115,10 +120,12 @@ func (a *app) run(ctx context.Context, o runOptions, argv []string) (int, error)
 	if err != nil {
 		return 0, interrupted(begin, err)
 	}
-	ephemeral := o.box == "" && !o.keep && !o.detach
-	if ephemeral {
-		defer a.removeBox(ctx, cl, box.ID)
-	}
+	keep := o.box != "" || o.keep || o.detach
+	defer func() {
+		if !keep {
+			a.removeBox(ctx, cl, box.ID)
+		}
+	}()
 	run, err := cl.CreateRun(begin, api.RunRequest{Box: box.ID, Models: o.models, AutoFinish: true})
 	if err != nil {
 		return 0, interrupted(begin, err)
@@ -142,15 +149,29 @@ func (a *app) run(ctx context.Context, o runOptions, argv []string) (int, error)
 	}
 	// From here on the workspace key is used: it outlives the run's token.
 	end, err := a.session(ctx, cl.Process(proc.Handle()), sigs, sessionOptions{stdin: openReq.Stdin || openReq.PTY != nil, tty: openReq.PTY != nil, grace: o.grace})
-	if errors.Is(err, errDetached) {
-		a.say("\r\ndetached; %s goes on. Come back with: stockade attach %s", proc.Handle(), proc.Handle())
+	switch {
+	case errors.Is(err, errDetached):
+		keep = true
+		a.say("\ndetached; %s goes on. Come back with: stockade attach %s", proc.Handle(), proc.Handle())
 		return 0, nil
-	}
-	if err != nil {
+	case errors.Is(err, errOutput):
+		// Nobody sees what it says, or would know that it still runs.
+		a.finish(ctx, cl, run.Run.ID, "its output could not be written")
+		return 0, err
+	case err != nil:
+		keep = true // it may go on, in its box
 		return 0, err
 	}
 	a.finish(ctx, cl, run.Run.ID, "the command ended")
 	return a.verdict(end), nil
+}
+
+// checkGrace bounds --grace as the server does.
+func checkGrace(d time.Duration) error {
+	if d < 0 || d > 10*time.Minute {
+		return errdefs.New(errdefs.Invalid, "--grace is %v, it may be 0s to 10m", d)
+	}
+	return nil
 }
 
 // interrupted makes of an error that Ctrl-C caused one that says so.
@@ -191,6 +212,12 @@ func (a *app) requests(o runOptions, argv []string) (api.BoxRequest, api.OpenReq
 		}
 		open.Env[name] = value
 	}
+	if rel, err := filepath.Rel("/workspace", o.workdir); err == nil && filepath.IsLocal(rel) {
+		open.Cwd = rel // as box cp and the prompt in the box name it
+	}
+	if o.rm && (o.box != "" || o.keep || o.detach) {
+		return box, open, errdefs.New(errdefs.Invalid, "--rm is for a new box that ends with the command").WithNext("leave out --rm, or --box, --keep and --detach; stockade box rm removes a box")
+	}
 	var err error
 	if box.Limits.MemoryBytes, err = parseSize("--memory", o.memory); err != nil {
 		return box, open, err
@@ -200,6 +227,18 @@ func (a *app) requests(o runOptions, argv []string) (api.BoxRequest, api.OpenReq
 	}
 	box.Limits.CPUMillis, box.Limits.Pids = int64(o.cpus*1000), o.pids
 	open.Limits.DeadlineMillis = o.deadline.Milliseconds()
+	// What is not a thousandth would be 0 here, and so mean the default.
+	switch {
+	case o.cpus != 0 && !(o.cpus >= 0.001 && o.cpus <= 1<<20):
+		return box, open, errdefs.New(errdefs.Invalid, "--cpus is %v, which is no number of processors", o.cpus).WithNext("write one like 0.5 or 2")
+	case o.pids < 0:
+		return box, open, errdefs.New(errdefs.Invalid, "--pids is %d, which is no number of processes", o.pids)
+	case o.deadline != 0 && o.deadline < time.Millisecond:
+		return box, open, errdefs.New(errdefs.Invalid, "--deadline is %v, it must be at least 1ms", o.deadline)
+	}
+	if err := checkGrace(o.grace); err != nil {
+		return box, open, err
+	}
 	open.Limits.Overflow = api.Overflow(o.overflow)
 	if o.overflow == "" && o.detach {
 		// Nobody may ever read a detached command's log; it must not stop for that.
@@ -263,6 +302,9 @@ Ctrl-P Ctrl-Q leaves it running.`,
 			if err != nil {
 				return err
 			}
+			if err := checkGrace(grace); err != nil {
+				return err
+			}
 			if cursor == "" {
 				cursor = p.Cursor
 			}
@@ -272,12 +314,11 @@ Ctrl-P Ctrl-Q leaves it running.`,
 			defer sigs.stop()
 			end, err := a.session(cmd.Context(), proc, sigs, o)
 			if errors.Is(err, errDetached) {
-				a.say("\r\ndetached")
+				a.say("\ndetached")
 				return nil
 			}
 			if err != nil {
-				a.complain(err)
-				return exitError{exitOurs}
+				return err
 			}
 			if code := a.verdict(end); code != 0 {
 				return exitError{code}
@@ -309,6 +350,9 @@ a fence stands and the exit status is 18.`,
 			}
 			if kill {
 				grace = 0
+			}
+			if err := checkGrace(grace); err != nil {
+				return err
 			}
 			ms := grace.Milliseconds()
 			status := 0
