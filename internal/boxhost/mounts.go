@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -236,7 +237,14 @@ func (m *Manager) mapOwner(b *box, tree int, st unix.Stat_t) {
 		// on the machine.
 		return
 	}
-	userns, err := userNamespace(int(st.Uid), int(st.Gid), b.rec.agent())
+	agent := b.rec.agent()
+	gids := []syscall.SysProcIDMap{{ContainerID: int(st.Gid), HostID: agent, Size: 1}}
+	if st.Gid == 0 {
+		// The same with the set-group-id bit. It is the box's root group, which the
+		// agent is not in; what the agent makes has its own.
+		gids = []syscall.SysProcIDMap{{ContainerID: 0, HostID: int(b.rec.uidBase()), Size: 1}, {ContainerID: agent, HostID: agent, Size: 1}}
+	}
+	userns, err := userNamespace([]syscall.SysProcIDMap{{ContainerID: int(st.Uid), HostID: agent, Size: 1}}, gids)
 	if err == nil {
 		defer userns.Close()
 		attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_IDMAP, Userns_fd: uint64(userns.Fd())}

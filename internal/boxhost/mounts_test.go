@@ -168,3 +168,36 @@ func TestMounts(t *testing.T) {
 	_, err = f.Bundle(t.Context(), wire.ProcSpec{ID: "p", Box: id, Argv: []string{"true"}}, t.TempDir())
 	wantCode(t, err, errdefs.Conflict, "in the way of a mount")
 }
+
+// A person's directory may have root's group. The agent can write there, and make
+// no program that would run as that group on the machine.
+func TestMountOfRootsGroup(t *testing.T) {
+	t.Parallel()
+	const person = 4321
+	allowed := t.TempDir()
+	var mounts []api.Mount
+	for name, mode := range map[string]uint32{"plain": 0o755, "inherits": 0o2775} {
+		dir := filepath.Join(allowed, name)
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if os.Geteuid() == 0 {
+			if err := os.Chown(dir, person, 0); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := unix.Chmod(dir, mode); err != nil {
+			t.Fatal(err)
+		}
+		mounts = append(mounts, mount(dir, "/mnt/"+name, true)...)
+	}
+	f := newFixture(t, func(c *Config) { c.AllowMounts = []string{allowed} })
+	id := f.put(func(s *wire.BoxSpec) { s.Mounts = mounts })
+	for _, m := range mounts {
+		f.sh(id, "cp /bin/true "+m.Dest+"/evil; chmod 2755 "+m.Dest+"/evil")
+		var st unix.Stat_t
+		if err := unix.Lstat(filepath.Join(m.Source, "evil"), &st); err != nil || st.Uid != person || st.Gid == 0 && st.Mode&unix.S_ISGID != 0 {
+			t.Errorf("%s: owner %d:%d, mode %o, %v", m.Dest, st.Uid, st.Gid, st.Mode, err)
+		}
+	}
+}

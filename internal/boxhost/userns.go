@@ -7,12 +7,12 @@ import (
 	"syscall"
 )
 
-// userNamespace returns a user namespace for an idmapped mount that shows one
-// user and group of the file system as another: uid and gid as to and to.
+// userNamespace returns a user namespace for an idmapped mount that shows users
+// and groups of the file system (ContainerID) as others (HostID).
 //
 // A user namespace can only be had from a process in it. This one is stopped
 // before its first instruction and killed again; it never runs.
-func userNamespace(uid, gid, to int) (*os.File, error) {
+func userNamespace(uids, gids []syscall.SysProcIDMap) (*os.File, error) {
 	type result struct {
 		f   *os.File
 		err error
@@ -22,20 +22,20 @@ func userNamespace(uid, gid, to int) (*os.File, error) {
 		// The stopped process is traced by a thread: this one, to the end.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
-		f, err := stoppedNamespace(uid, gid, to)
+		f, err := stoppedNamespace(uids, gids)
 		done <- result{f, err}
 	}()
 	r := <-done
 	return r.f, r.err
 }
 
-func stoppedNamespace(uid, gid, to int) (*os.File, error) {
+func stoppedNamespace(uids, gids []syscall.SysProcIDMap) (*os.File, error) {
 	p, err := os.StartProcess("/proc/self/exe", []string{"stockade-userns"}, &os.ProcAttr{
 		Env: []string{},
 		Sys: &syscall.SysProcAttr{
 			Cloneflags:  syscall.CLONE_NEWUSER,
-			UidMappings: []syscall.SysProcIDMap{{ContainerID: uid, HostID: to, Size: 1}},
-			GidMappings: []syscall.SysProcIDMap{{ContainerID: gid, HostID: to, Size: 1}},
+			UidMappings: uids,
+			GidMappings: gids,
 			Ptrace:      true,
 			Pdeathsig:   syscall.SIGKILL,
 		},
