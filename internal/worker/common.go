@@ -96,11 +96,12 @@ func endGroup(root, path string) error {
 
 // live is the processes of a launcher.
 type live struct {
-	mu     sync.Mutex
-	procs  map[*Process]struct{}
-	closed bool
-	starts sync.WaitGroup // one per start under way
-	ends   sync.WaitGroup // one per process in procs
+	mu       sync.Mutex
+	procs    map[*Process]struct{}
+	closed   bool
+	starts   sync.WaitGroup // one per start, and per installation, under way
+	ends     sync.WaitGroup // one per process in procs
+	installs map[*context.CancelCauseFunc]struct{}
 }
 
 // begin holds the launcher open while something is started, until the returned
@@ -113,6 +114,29 @@ func (l *live) begin() (done func(), err error) {
 	}
 	l.starts.Add(1)
 	return l.starts.Done, nil
+}
+
+// install is begin for an installation, whose context it is: closing the launcher ends
+// that, and waits until what the installation made on the machine is gone.
+func (l *live) install(ctx context.Context) (_ context.Context, done func(), err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return nil, nil, errClosed()
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	if l.installs == nil {
+		l.installs = map[*context.CancelCauseFunc]struct{}{}
+	}
+	l.installs[&cancel] = struct{}{}
+	l.starts.Add(1)
+	return ctx, func() {
+		cancel(nil)
+		l.mu.Lock()
+		delete(l.installs, &cancel)
+		l.mu.Unlock()
+		l.starts.Done()
+	}, nil
 }
 
 // add takes a process in until it has ended. It is called between begin and done.
@@ -136,6 +160,9 @@ func (l *live) add(p *Process) {
 func (l *live) close() (again bool, err error) {
 	l.mu.Lock()
 	again, l.closed = l.closed, true
+	for cancel := range l.installs {
+		(*cancel)(errClosed())
+	}
 	l.mu.Unlock()
 	if again {
 		return true, nil

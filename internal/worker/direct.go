@@ -134,6 +134,11 @@ func (d *direct) Install(ctx context.Context, spec InstallSpec) error {
 			env = append(env, name+"="+v)
 		}
 	}
+	ctx, done, err := d.live.install(ctx)
+	if err != nil {
+		return err
+	}
+	defer done()
 	path, err := exec.LookPath(argv[0])
 	if err != nil {
 		return errdefs.Wrap(err, errdefs.Unavailable, "the installer %s cannot be executed: %v", argv[0], err)

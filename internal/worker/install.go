@@ -31,6 +31,11 @@ func (b *box) Install(ctx context.Context, spec InstallSpec) (err error) {
 	if err != nil {
 		return err
 	}
+	ctx, done, err := b.live.install(ctx)
+	if err != nil {
+		return err
+	}
+	defer done()
 	pin := filepath.Join(b.dir, "netns", newID("net"))
 	if err := netns.Create(pin); err != nil {
 		return err

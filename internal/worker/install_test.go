@@ -202,7 +202,7 @@ sys.exit(9)
 }
 
 // Counterpart of WL-16, WL-17: who waits no longer ends the installer with all it
-// has started.
+// has started, and so does closing the launcher, which waits until nothing is left.
 func TestInstallerEnds(t *testing.T) {
 	t.Parallel()
 	i := bare(t, "")
@@ -220,19 +220,42 @@ func TestInstallerEnds(t *testing.T) {
 			}
 			spec := installSpec(t, l, i, "x\n")
 			spec.Uv = fake
-			ctx, cancel := context.WithCancelCause(t.Context())
-			why := errors.New("nobody waits")
-			go func() {
+			up := filepath.Join(spec.Scratch, "up")
+			begin := func(ctx context.Context) chan error {
+				t.Helper()
+				os.Remove(up)
+				ended := make(chan error, 1)
+				go func() { ended <- l.Install(ctx, spec) }()
 				for range 6000 {
-					if _, err := os.Stat(filepath.Join(spec.Scratch, "up")); err == nil {
-						break
+					if _, err := os.Stat(up); err == nil {
+						return ended
 					}
 					time.Sleep(5 * time.Millisecond)
 				}
-				cancel(why)
-			}()
-			if err := l.Install(ctx, spec); !errors.Is(err, why) {
+				t.Fatal("the installer did not start")
+				return nil
+			}
+			ctx, cancel := context.WithCancelCause(t.Context())
+			ended := begin(ctx)
+			why := errors.New("nobody waits")
+			cancel(why)
+			if err := <-ended; !errors.Is(err, why) {
 				t.Errorf("%v", err)
+			}
+			spec = installSpec(t, l, i, "x\n")
+			spec.Uv = fake
+			ended = begin(t.Context())
+			if err := l.Close(); err != nil {
+				t.Error(err)
+			}
+			if n := len(l.live().installs); n != 0 {
+				t.Errorf("%d installations under way after closing", n)
+			}
+			if err := <-ended; !errdefs.Is(err, errdefs.Unavailable) || !strings.Contains(err.Error(), "closed") {
+				t.Errorf("%v", err)
+			}
+			if err := l.Install(t.Context(), spec); !errdefs.Is(err, errdefs.Unavailable) {
+				t.Errorf("an installation begins after closing: %v", err)
 			}
 		})
 	}

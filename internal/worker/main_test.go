@@ -158,6 +158,16 @@ type rig struct {
 	spec Spec
 }
 
+func (r rig) live() *live {
+	switch l := r.Launcher.(type) {
+	case *box:
+		return &l.live
+	case *direct:
+		return &l.live
+	}
+	return nil
+}
+
 func mkdirs(t testing.TB, base string, names ...string) {
 	t.Helper()
 	for _, n := range names {
