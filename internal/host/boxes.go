@@ -22,7 +22,7 @@ func (s *server) putBox(ctx context.Context, r *request) error {
 	err := s.gate.commit(r.generation, func() (err error) {
 		// Half a box is worse than a late one: the caller leaving changes nothing.
 		info, err = s.reg.boxes.Put(context.WithoutCancel(ctx), spec)
-		return err
+		return limitError(err, "make the box")
 	})
 	if err != nil {
 		return err
@@ -51,7 +51,7 @@ func (s *server) listBoxes(ctx context.Context, r *request) error {
 
 func (s *server) removeBox(ctx context.Context, r *request) error {
 	err := s.gate.commit(r.generation, func() error {
-		return s.reg.boxes.Remove(context.WithoutCancel(ctx), r.PathValue("box"))
+		return limitError(s.reg.boxes.Remove(context.WithoutCancel(ctx), r.PathValue("box")), "remove the box")
 	})
 	if err != nil {
 		return err
@@ -61,7 +61,7 @@ func (s *server) removeBox(ctx context.Context, r *request) error {
 
 func (s *server) putFiles(ctx context.Context, r *request) error {
 	if err := s.reg.boxes.PutFiles(ctx, r.PathValue("box"), r.URL.Query().Get("path"), slowBody{r}); err != nil {
-		return err
+		return limitError(err, "take the files")
 	}
 	return r.done()
 }
@@ -73,13 +73,13 @@ func (s *server) getFiles(ctx context.Context, r *request) error {
 		s.log.Warn("files were not read to the end", "box", r.PathValue("box"), "error", err)
 		return http.ErrAbortHandler
 	}
-	return err
+	return limitError(err, "read the files")
 }
 
 func (s *server) loadImage(ctx context.Context, r *request) error {
 	infos, err := s.reg.boxes.LoadImage(ctx, r.URL.Query().Get("name"), slowBody{r})
 	if err != nil {
-		return err
+		return limitError(err, "load the image")
 	}
 	return r.answer(infos)
 }
@@ -97,7 +97,7 @@ func (s *server) listImages(ctx context.Context, r *request) error {
 
 func (s *server) removeImage(ctx context.Context, r *request) error {
 	err := s.gate.commit(r.generation, func() error {
-		return s.reg.boxes.RemoveImage(context.WithoutCancel(ctx), r.PathValue("digest"))
+		return limitError(s.reg.boxes.RemoveImage(context.WithoutCancel(ctx), r.PathValue("digest")), "remove the image")
 	})
 	if err != nil {
 		return err
