@@ -13,8 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/stockade-run/stockade/internal/errdefs"
 	"github.com/stockade-run/stockade/internal/need"
 	"github.com/stockade-run/stockade/internal/plugintest"
@@ -374,16 +372,8 @@ func TestUse(t *testing.T) {
 // A disk that becomes full at any point leaves nothing, and what fits still works.
 func TestFullDisk(t *testing.T) {
 	t.Parallel()
-	need.Root(t)
 	dir := t.TempDir()
-	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=256k,nr_inodes=40"); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
-			t.Error(err)
-		}
-	})
+	need.Disk(t, dir, "size=256k,nr_inodes=40")
 	s := openStore(t, Config{Dir: filepath.Join(dir, "artifacts")})
 	large := zipOf(t, manifest(), member{name: "small", content: "x"}, member{name: "large", content: strings.Repeat("x", 1<<20)})
 	many := []member{manifest()}

@@ -377,16 +377,8 @@ func TestCollect(t *testing.T) {
 
 func TestFullDisk(t *testing.T) {
 	t.Parallel()
-	need.Root(t)
 	dir := t.TempDir()
-	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64k"); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
-			t.Error(err)
-		}
-	})
+	need.Disk(t, dir, "size=64k")
 	f := &fake{do: func(_ context.Context, s InstallSpec) error {
 		err := put(s.Target, "toy", "1")
 		if err == nil {

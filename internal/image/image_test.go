@@ -19,7 +19,6 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"github.com/klauspost/compress/zstd"
 	"go.uber.org/goleak"
-	"golang.org/x/sys/unix"
 
 	"github.com/stockade-run/stockade/internal/errdefs"
 	"github.com/stockade-run/stockade/internal/need"
@@ -434,10 +433,7 @@ func TestRefused(t *testing.T) {
 	t.Run("full disk", func(t *testing.T) {
 		t.Parallel()
 		s := open(t, tartree.Limits{})
-		if err := unix.Mount("tmpfs", s.dir, "tmpfs", 0, "size=128k"); err != nil {
-			t.Fatal(err)
-		}
-		defer unix.Unmount(s.dir, unix.MNT_DETACH)
+		need.Disk(t, s.dir, "size=128k")
 		big := imageOf(t, layerOf(t, file{name: "f", content: strings.Repeat("x", 1<<20)}))
 		if _, err := s.Load(t.Context(), "", tarOf(t, layoutDir(t, map[string]v1.Image{"b": big}))); !errdefs.Is(err, errdefs.Exhausted) || !strings.Contains(err.Error(), "space") {
 			t.Errorf("%v", err)

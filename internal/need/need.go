@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 func missing(t testing.TB, format string, args ...any) {
@@ -25,6 +27,23 @@ func Root(t testing.TB) {
 	if os.Geteuid() != 0 {
 		missing(t, "this test needs root: run it with sudo")
 	}
+}
+
+// Disk puts a small file system of its own over the directory dir, for tests that
+// fill it, and takes it away at the end of the test, which fails if something there
+// is still open. options are those of tmpfs(5), such as "size=256k". It needs root.
+func Disk(t testing.TB, dir, options string) {
+	t.Helper()
+	Root(t)
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, options); err != nil {
+		missing(t, "this test mounts a small tmpfs, which is refused: %v; run it with CAP_SYS_ADMIN", err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, 0); err != nil {
+			t.Errorf("taking away the file system at %s: %v", dir, err)
+			_ = unix.Unmount(dir, unix.MNT_DETACH)
+		}
+	})
 }
 
 // Tool skips or fails a test that needs a program, and returns its path. pkg is
@@ -61,7 +80,7 @@ func EachRuntime(t *testing.T, test func(t *testing.T, path string)) {
 			Root(t)
 			path, err := exec.LookPath(r.name)
 			if err != nil {
-				path, err = exec.LookPath(cached(r.name, r.name))
+				path, err = exec.LookPath(filepath.Join(checkout(t), ".cache", r.name, r.name))
 			}
 			if err != nil {
 				missing(t, "this test needs %s: %s", r.name, r.fix)
@@ -69,18 +88,6 @@ func EachRuntime(t *testing.T, test func(t *testing.T, path string)) {
 			test(t, path)
 		})
 	}
-}
-
-// cached returns a path below .cache of the checkout that the test runs in.
-func cached(elem ...string) string {
-	dir, err := os.Getwd()
-	for err == nil && dir != "/" {
-		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
-			break
-		}
-		dir = filepath.Dir(dir)
-	}
-	return filepath.Join(dir, ".cache", filepath.Join(elem...))
 }
 
 // Programs builds the programs into dir as they are shipped, static and without

@@ -5,8 +5,6 @@ import (
 	"encoding/base64"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/stockade-run/stockade/internal/errdefs"
 	"github.com/stockade-run/stockade/internal/need"
 )
@@ -14,19 +12,11 @@ import (
 // A disk that fills up while a plugin is unpacked costs the attempt, and nothing else.
 func TestFullDisk(t *testing.T) {
 	t.Parallel()
-	need.Root(t)
 	dir := t.TempDir()
-	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=1m"); err != nil {
-		t.Fatal(err)
-	}
+	need.Disk(t, dir, "size=1m")
 	r := newRunner()
 	o := begin(t, config(dir, r), runtimeConfig(4))
-	t.Cleanup(func() {
-		o.Close()
-		if err := unix.Unmount(dir, 0); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(o.Close)
 	mustInstall(t, o, local(pack("toy", "1")))
 	big := make([]byte, 2<<20)
 	_, _ = rand.Read(big)

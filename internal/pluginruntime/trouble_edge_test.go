@@ -383,16 +383,8 @@ func TestOddNumbersAndTexts(t *testing.T) {
 // is installed afterwards.
 func TestFullDisk(t *testing.T) {
 	t.Parallel()
-	need.Root(t)
 	dir := t.TempDir()
-	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=8m"); err != nil {
-		need.That(t, false, "this test mounts a tmpfs, which is refused: %v", err)
-	}
-	t.Cleanup(func() {
-		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
-			t.Error(err)
-		}
-	})
+	need.Disk(t, dir, "size=8m")
 	s := newScene(t, "0.7", func(c *Config) { c.DataDir = dir })
 	free := func() uint64 {
 		var fs unix.Statfs_t

@@ -178,15 +178,8 @@ func TestRecoverDamagedTail(t *testing.T) {
 // TestDiskFull fills a small file system of its own.
 func TestDiskFull(t *testing.T) {
 	t.Parallel()
-	need.Root(t)
 	mount := t.TempDir()
-	err := unix.Mount("spool-test", mount, "tmpfs", 0, "size=256k")
-	need.That(t, err == nil, "this test mounts a small tmpfs, which fails here: %v; run it with CAP_SYS_ADMIN", err)
-	t.Cleanup(func() {
-		if err := unix.Unmount(mount, 0); err != nil {
-			t.Error(err)
-		}
-	})
+	need.Disk(t, mount, "size=256k")
 	dir := mount + "/log"
 	w, err := Create(Config{Dir: dir, SegmentBytes: 96 << 10})
 	if err != nil {

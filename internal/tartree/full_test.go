@@ -6,24 +6,14 @@ import (
 	"strings"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/stockade-run/stockade/internal/errdefs"
 	"github.com/stockade-run/stockade/internal/need"
 )
 
 func TestFullDisk(t *testing.T) {
 	t.Parallel()
-	need.Root(t)
 	p := newPlace(t)
-	if err := unix.Mount("tmpfs", p.dir, "tmpfs", 0, "size=256k"); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := unix.Unmount(p.dir, unix.MNT_DETACH); err != nil {
-			t.Error(err)
-		}
-	})
+	need.Disk(t, p.dir, "size=256k")
 	full, err := os.OpenRoot(p.dir) // what is mounted there
 	if err != nil {
 		t.Fatal(err)

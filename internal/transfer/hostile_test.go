@@ -284,12 +284,8 @@ func TestForgedRecord(t *testing.T) {
 // TestDiskFull: a file that does not fit is refused as exhausted and leaves nothing.
 func TestDiskFull(t *testing.T) {
 	t.Parallel()
-	need.Root(t)
 	dir := t.TempDir()
-	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=256k"); err != nil {
-		need.That(t, false, "this test mounts a tmpfs, which is refused: %v", err)
-	}
-	defer unix.Unmount(dir, unix.MNT_DETACH)
+	need.Disk(t, dir, "size=256k")
 	s := open(t, dir, 0)
 	defer s.Close()
 	h := s.Holder(nil)

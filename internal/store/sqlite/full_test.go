@@ -88,16 +88,8 @@ func TestFileAtItsBound(t *testing.T) {
 // can still change, thousands of times; nothing new is begun.
 func TestFullDiskLeavesRoomForTheEnd(t *testing.T) {
 	t.Parallel()
-	need.Root(t)
 	dir := t.TempDir()
-	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=24m,mode=0700"); err != nil {
-		t.Skipf("a tmpfs cannot be mounted here: %v", err)
-	}
-	t.Cleanup(func() {
-		if err := syscall.Unmount(dir, 0); err != nil {
-			t.Error(err)
-		}
-	})
+	need.Disk(t, dir, "size=24m,mode=0700")
 	path := filepath.Join(dir, "ledger.db")
 	s := open(t, Config{Path: path})
 	defer func() { _ = s.Close() }()
@@ -151,16 +143,8 @@ func TestFullDiskLeavesRoomForTheEnd(t *testing.T) {
 // TestDiskFull: a real file system without space, and with space again.
 func TestDiskFull(t *testing.T) {
 	t.Parallel()
-	need.Root(t)
 	dir := t.TempDir()
-	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=2m,mode=0700"); err != nil {
-		t.Skipf("a tmpfs cannot be mounted here: %v", err)
-	}
-	t.Cleanup(func() {
-		if err := syscall.Unmount(dir, 0); err != nil {
-			t.Error(err)
-		}
-	})
+	need.Disk(t, dir, "size=2m,mode=0700")
 	ballast := filepath.Join(dir, "ballast")
 	if err := os.WriteFile(ballast, make([]byte, 512<<10), 0o600); err != nil {
 		t.Fatal(err)
