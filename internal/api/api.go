@@ -474,6 +474,6 @@ type List[T any] struct {
 
 // Health is the one thing an unauthenticated caller may see.
 type Health struct {
-	Status  string `json:"status" enum:"ok,starting,failing"`
+	Status  string `json:"status" enum:"ok,starting,failing" doc:"failing: nothing can be recorded until the server is restarted."`
 	Version string `json:"version"`
 }

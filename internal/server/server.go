@@ -117,7 +117,12 @@ func Run(ctx context.Context, o Options) (err error) {
 	health.Store("starting")
 	handler, err := httpapi.New(httpapi.Config{
 		Broker: brk, Boxes: boxes, Tenants: tenants, Relay: rel.api(), Metrics: counters, Version: o.Version, Logger: log,
-		Health: func() string { return health.Load().(string) },
+		Health: func() string {
+			if db.Failing() {
+				return "failing"
+			}
+			return health.Load().(string)
+		},
 	})
 	if err != nil {
 		return err

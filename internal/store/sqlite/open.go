@@ -155,6 +155,10 @@ func (s *Store) Close() error {
 	return s.closed
 }
 
+// Failing reports whether the ledger takes no more changes until it is opened
+// anew, because one could not be made durable. It answers at once.
+func (s *Store) Failing() bool { return s.write.failed.Load() }
+
 // Check reads the whole file and returns internal, naming the damage, if SQLite
 // finds any. It takes time in proportion to the size of the file.
 func (s *Store) Check(ctx context.Context) error {

@@ -45,6 +45,7 @@ type writer struct {
 	// broken is set once a commit failed in a way that leaves open what the disk
 	// holds. Writing on could bury a confirmed change; reading goes on.
 	broken error
+	failed atomic.Bool // broken is set; for everybody
 }
 
 // newWriter runs prepare, which may use db, and starts the writer. It closes db
@@ -223,6 +224,7 @@ func (w *writer) commitFailed(err error) error {
 	case lib.SQLITE_FULL, lib.SQLITE_BUSY:
 		return w.fail(err, "making a change durable")
 	}
+	w.failed.Store(true)
 	w.broken = errdefs.Wrap(err, errdefs.Unavailable, "the ledger takes no more changes, because one could not be made durable: %v", err).
 		WithNext("look at the kernel's log (dmesg) and at the disk, then restart the server")
 	return errdefs.Wrap(err, errdefs.Internal, "a change could not be made durable, and whether it is recorded will only be known after a restart").

@@ -126,6 +126,9 @@ func TestCommitFails(t *testing.T) {
 	if err := s.AppendAudit(t.Context(), event("before")); err != nil {
 		t.Fatal(err)
 	}
+	if s.Failing() {
+		t.Error("it fails before anything failed")
+	}
 	// A violation that SQLite finds at commit only.
 	release, held := hold(s, func(t *tx) error {
 		if err := t.plain(`PRAGMA defer_foreign_keys = 1`); err != nil {
@@ -157,6 +160,9 @@ func TestCommitFails(t *testing.T) {
 		if got := recorded(t, s); len(got) != 1 || !got["before"] {
 			t.Errorf("recorded: %v", got)
 		}
+	}
+	if !s.Failing() {
+		t.Error("it does not say that it fails")
 	}
 	check(s) // reading goes on
 	if err := s.Close(); err != nil {
