@@ -2,9 +2,12 @@ package broker
 
 import (
 	"context"
+	"errors"
+	"maps"
 	"time"
 
 	"github.com/stockade-run/stockade/internal/errdefs"
+	"github.com/stockade-run/stockade/internal/host"
 	"github.com/stockade-run/stockade/internal/store"
 )
 
@@ -37,22 +40,25 @@ const (
 // trim forgets the logs beyond what one workspace may keep, so that no tenant
 // fills a host's disk or its table of processes.
 func (b *Broker) trim(ctx context.Context) {
+	stay := map[string]bool{} // what could not be forgotten now
 	for {
-		recs, err := b.cfg.Store.ExcessLogs(ctx, b.cfg.Limits.KeptLogs, b.cfg.Limits.KeptLogBytes, trimPiece)
-		done := 0
+		limit := trimPiece + len(stay)
+		recs, err := b.cfg.Store.ExcessLogs(ctx, b.cfg.Limits.KeptLogs, b.cfg.Limits.KeptLogBytes, limit)
 		for _, rec := range recs {
 			if err != nil {
 				break
 			}
-			var gone bool
-			if gone, err = b.forgetLog(ctx, rec); gone {
-				done++
+			if !stay[rec.Handle] {
+				var gone bool
+				gone, err = b.forgetLog(ctx, rec)
+				stay[rec.Handle] = !gone
 			}
 		}
+		maps.DeleteFunc(stay, func(_ string, stays bool) bool { return !stays })
 		if err != nil && ctx.Err() == nil {
 			b.log.Warn("logs beyond what is kept were not all forgotten", "error", err)
 		}
-		if err != nil || done == 0 || len(recs) < trimPiece {
+		if err != nil || len(recs) < limit {
 			return
 		}
 	}
@@ -78,8 +84,10 @@ func (b *Broker) forgetLogs(ctx context.Context) error {
 }
 
 // forgetLog tells the host first and the ledger then: a log that is recorded as
-// gone is gone. Hosts that are away are tried another time; one that has been
-// replaced has nothing to forget. It reports whether the log is recorded as gone.
+// gone is gone. Hosts that are away are tried another time, and so is a log that
+// its host cannot forget; one that has been replaced has nothing to forget. It
+// reports whether the log is recorded as gone; an error is one that the next log
+// would meet too.
 func (b *Broker) forgetLog(ctx context.Context, rec store.Process) (bool, error) {
 	t := b.targetOf(rec.Target)
 	l := t.here()
@@ -93,7 +101,11 @@ func (b *Broker) forgetLog(ctx context.Context, rec store.Process) (bool, error)
 			// It lives although its record is closed: an operator cleared its fence.
 			b.log.Warn("the log of a closed process cannot be forgotten: the host says that it lives", "handle", rec.Handle, "error", err)
 			return false, nil
-		case err != nil && !errdefs.Is(err, errdefs.NotFound):
+		case errdefs.Is(err, errdefs.NotFound):
+		case errors.Is(err, host.ErrAnswered):
+			b.log.Warn("the log of a closed process cannot be forgotten now", "handle", rec.Handle, "error", err)
+			return false, nil
+		case err != nil:
 			return false, err
 		}
 	}
