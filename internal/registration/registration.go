@@ -162,7 +162,8 @@ func NewDebug() *DebugTokens {
 
 // Issue returns the workspace's key and when it ends: the live one, whose life
 // asking does not extend, or a new one of DebugKeyLife. A change of instance or
-// generation makes a new key and fences the old one at once.
+// generation makes a new key and fences the old one at once; to an older generation
+// than the live key's nothing is issued (a fenced error).
 func (d *DebugTokens) Issue(workspace pluginwire.Context, now time.Time) (text string, expires time.Time, err error) {
 	workspace = workspace.Workspace()
 	d.mu.Lock()
@@ -171,6 +172,10 @@ func (d *DebugTokens) Issue(workspace pluginwire.Context, now time.Time) (text s
 	k, ok := d.byWorkspace[workspace.WorkspaceUUID]
 	if ok && k.workspace == workspace {
 		return k.text, k.expires, nil
+	}
+	if ok && k.workspace.InstanceUUID == workspace.InstanceUUID && workspace.PlacementGeneration < k.workspace.PlacementGeneration {
+		return "", time.Time{}, errdefs.New(errdefs.Fenced, "the workspace is at placement generation %d and %d is fenced",
+			k.workspace.PlacementGeneration, workspace.PlacementGeneration).WithNext("ask again under the workspace's present placement")
 	}
 	if ok {
 		delete(d.byHash, k.hash)

@@ -117,6 +117,9 @@ func TestDebugKeys(t *testing.T) {
 	if _, err := d.Check(key, start); !errdefs.Is(err, errdefs.Fenced) || !strings.Contains(err.Error(), "fenced") {
 		t.Errorf("a key of the older generation: %v", err)
 	}
+	if k, _, err := d.Issue(ws, start); !errdefs.Is(err, errdefs.Fenced) || k != "" {
+		t.Errorf("a key for the older generation: %v", err)
+	}
 	if got, err := d.Check(fresh, start); err != nil || got != moved {
 		t.Errorf("%+v, %v", got, err)
 	}
