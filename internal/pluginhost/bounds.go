@@ -24,6 +24,9 @@ const (
 	JoinWithin = 30 * time.Second
 	// DetachWithin bounds the request to detach a slot.
 	DetachWithin = 15 * time.Second
+	// DebugConnections bounds the connections of the debug port that one Workspace has
+	// at a time, so that one author's loop keeps no other Workspace out. Ours.
+	DebugConnections = 32
 	// InboundBytes bounds what the actions of all workers hold together while they
 	// run, above the free share of each; a connection alone may hold 64 MiB. Ours.
 	InboundBytes = 256 << 20

@@ -63,18 +63,15 @@ func (m *Manager) CheckAdmission(debugKey, capability string) (Admission, error)
 }
 
 // ServeWorker serves one connection of the debug port until it ends or ctx or the
-// manager does.
+// manager does. A Workspace has [DebugConnections] of them at most, and so have all
+// that came with a capability together; one more is closed.
 func (m *Manager) ServeWorker(ctx context.Context, t rpc.Transport, adm Admission) error {
-	m.mu.Lock()
-	if err := m.usable(); err != nil {
-		m.mu.Unlock()
+	launch, leave, err := m.enterDebug(adm)
+	if err != nil {
 		_ = t.Close()
 		return err
 	}
-	launch := m.nextLaunch()
-	m.running.Add(1)
-	m.mu.Unlock()
-	defer m.running.Done()
+	defer leave()
 	kind := kindDebug
 	if adm.debugKey == "" {
 		kind = kindDedicated
@@ -103,6 +100,30 @@ func (m *Manager) ServeWorker(ctx context.Context, t rpc.Transport, adm Admissio
 	})
 	defer late.Stop()
 	return l.conn.Run(ctx)
+}
+
+// enterDebug numbers a connection of the debug port and counts it until leave.
+func (m *Manager) enterDebug(adm Admission) (launch uint64, leave func(), err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if err := m.usable(); err != nil {
+		return 0, nil, err
+	}
+	who := adm.workspace.WorkspaceUUID
+	if m.debugging[who] >= DebugConnections {
+		return 0, nil, errdefs.New(errdefs.Exhausted, "a Workspace may have %d connections of plugins under development", DebugConnections).
+			WithNext("end one of the lbp run that are connected").With("limit", "debug connections of a Workspace")
+	}
+	m.debugging[who]++
+	m.running.Add(1)
+	return m.nextLaunch(), func() {
+		defer m.running.Done()
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		if m.debugging[who]--; m.debugging[who] == 0 {
+			delete(m.debugging, who)
+		}
+	}, nil
 }
 
 // recheck looks at a debug connection's key again: it may have expired, or its

@@ -61,6 +61,7 @@ type Manager struct {
 	pools     map[string]*pool              // by artifact digest; a draining one is still there
 	others    []*Plugin                     // plugins under development and legacy ones, oldest first
 	legacy    map[string]*legacyUnit
+	debugging map[string]int // connections of the debug port by Workspace; "" of capabilities
 }
 
 // installation is the record of one binding. Fields below the line belong to
@@ -103,7 +104,7 @@ func New(cfg Config) (*Manager, error) {
 		debug: registration.NewDebug(), ready: make(tokens, 1), recon: make(tokens, 1), limiter: make(tokens, 1),
 		life: life, end: end, budget: rpc.NewBudget(InboundBytes), pinned: make(chan struct{}),
 		installs: map[pluginwire.Context]*installation{}, managed: map[string]pluginwire.Context{}, preparing: map[string]preparation{}, changes: map[string][]*change{},
-		pools: map[string]*pool{}, legacy: map[string]*legacyUnit{},
+		pools: map[string]*pool{}, legacy: map[string]*legacyUnit{}, debugging: map[string]int{},
 	}, nil
 }
 

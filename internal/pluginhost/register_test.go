@@ -253,6 +253,51 @@ func TestDebugConnectionThatSaysNothing(t *testing.T) {
 	})
 }
 
+// One Workspace's connections are bounded and keep no other Workspace out; the place of
+// one that ended is free before its end is told.
+func TestDebugConnectionsAreBounded(t *testing.T) {
+	inBubble(t, pluginwire.ProfileShared, policy(), func(r *rig) {
+		other := workspace
+		other.WorkspaceUUID = "ws-2"
+		admission := func(ws pluginwire.Context) Admission {
+			key, _, err := r.m.IssueDebugToken(ws, time.Now())
+			if err != nil {
+				r.t.Fatal(err)
+			}
+			adm, err := r.m.CheckAdmission(key, "")
+			if err != nil {
+				r.t.Fatal(err)
+			}
+			return adm
+		}
+		mine := admission(workspace)
+		var open []*author
+		for range DebugConnections {
+			open = append(open, r.author(mine, "toy"))
+		}
+		synctest.Wait()
+		isCode(r.t, <-r.author(mine, "toy").served, errdefs.Exhausted)
+		open = append(open, r.author(admission(other), "toy"))
+		synctest.Wait()
+		open[0].conn.Close(nil)
+		<-open[0].served
+		open = append(open[1:], r.author(mine, "toy"))
+		synctest.Wait()
+		for _, a := range open {
+			select {
+			case err := <-a.served:
+				r.t.Errorf("a connection ended: %v", err)
+			default:
+			}
+			a.conn.Close(nil)
+			<-a.served
+		}
+		if n := len(r.m.debugging); n != 0 {
+			r.t.Errorf("%d Workspaces are counted", n)
+		}
+	})
+}
+
 // A newer generation fences the key of the older one.
 func TestDebugKeyIsFenced(t *testing.T) {
 	inBubble(t, pluginwire.ProfileOSS, policy(), func(r *rig) {
