@@ -25,8 +25,8 @@ type Config struct {
 	DataDir   string        // for get_storage_analysis
 	DebugPort func() int    // port of the debug channel, which get_debug_info tells
 	PingEvery time.Duration // of the control connection; see rpc.Config
-	// Configured, if set, is called once after the first set_runtime_config that was
-	// accepted, before it is answered. It must not block.
+	// Configured, if set, is called for every set_runtime_config that was accepted, before
+	// it is answered. It must not block.
 	Configured func(pluginwire.RuntimeConfig)
 	Logger     *slog.Logger // nil discards
 }
@@ -114,9 +114,27 @@ func (s *session) told(err error) error {
 	return err
 }
 
+// missed is told for what a plugin had asked of LangBot, which closes no connection.
+func (s *session) missed(err error) error {
+	if err != nil && s.superseded.Load() && !isPeerError(err) {
+		return errdefs.New(errdefs.Unavailable, "LangBot connected anew before it had answered").
+			WithNext("it may have been done or not; ask again")
+	}
+	return err
+}
+
 func (s *session) sendFile(ctx context.Context, data []byte, ext string, from pluginwire.Context) (string, error) {
 	key, err := transfer.Send(ctx, s.conn, data, ext, from)
 	return key, s.told(err)
+}
+
+// textOf is what LangBot is told of an error inside an answer: a plugin's own text as it
+// is.
+func textOf(err error) string {
+	if peer, ok := errors.AsType[*rpc.PeerError](err); ok {
+		return peer.Message
+	}
+	return pluginwire.FromError(err)
 }
 
 func isPeerError(err error) bool {

@@ -153,6 +153,37 @@ func TestLinkWithoutLangBot(t *testing.T) {
 	}
 }
 
+// TestLangBotConnectsAnewMeanwhile: a plugin whose question was under way hears what
+// became of it, and nothing of connections.
+func TestLangBotConnectsAnewMeanwhile(t *testing.T) {
+	t.Parallel()
+	s := open(t, pluginwire.ProfileOSS)
+	s.ready(t)
+	old, err := s.link.current(t.Context(), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.ready(t)
+	_, err = old.conn.Call(t.Context(), "get_bots", struct{}{}, rpc.CallOptions{})
+	if err = old.missed(err); !errdefs.Is(err, errdefs.Unavailable) || !strings.Contains(err.Error(), "ask again") {
+		t.Errorf("%v", err)
+	}
+}
+
+// TestPageThatFails: the page hears the plugin's own words.
+func TestPageThatFails(t *testing.T) {
+	t.Parallel()
+	p := plugin("p", 0)
+	p.answer = func(context.Context, string, json.RawMessage) (string, error) {
+		return "", &rpc.PeerError{Message: "ValueError: the board is locked"}
+	}
+	l := open(t, pluginwire.ProfileOSS, p).ready(t)
+	got, err := l.ask(t, pluginwire.ActionPageAPI, `{"plugin_author":"a","plugin_name":"p","page_id":"x","endpoint":"/","method":"GET"}`)
+	if want := `{"data":null,"error":"ValueError: the board is locked"}`; err != nil || got != want {
+		t.Errorf("%s, %v", got, err)
+	}
+}
+
 // TestIncludeFilters (LM-07, LM-29): who may be asked for tools and commands.
 func TestIncludeFilters(t *testing.T) {
 	t.Parallel()

@@ -162,6 +162,19 @@ func TestStreams(t *testing.T) {
 			t.Errorf("%s: %q, %v", c.frame, got, err)
 		}
 	}
+	// A result that LangBot does not take, the last one too, is the run's failure and not the action's.
+	for _, kind := range []string{"message.delta", "run.completed"} {
+		p.frames = []string{`{"type":"message.delta"}`, `{"type":"` + kind + `","data":"` + strings.Repeat("x", pluginwire.MaxStreamFrame) + `"}`}
+		got, err := l.frames(t, pluginwire.ActionRunRunner, run)
+		if err != nil || len(got) != 2 || !strings.Contains(got[1], codeForwardException) || !strings.Contains(got[1], `"sequence":2`) {
+			t.Errorf("a large %s: %d results, %v", kind, len(got), err)
+		}
+	}
+	// What a runner says is no word about the action.
+	p.frames = []string{`!ValueError: Action Jackson not found`}
+	if got, err := l.frames(t, pluginwire.ActionRunRunner, run); err != nil || len(got) != 1 || !strings.Contains(got[0], codeForwardException) {
+		t.Errorf("%q, %v", got, err)
+	}
 	// A run has one last result: that the stream then breaks, or goes on, is not another.
 	for _, after := range []string{`!RuntimeError: no`, `[]`, `{"type":"run.failed"}`, `{"type":"message.delta"}`} {
 		p.frames = []string{`{"type":"run.failed","data":{"code":"runner.timeout"}}`, after}

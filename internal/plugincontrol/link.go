@@ -9,6 +9,7 @@ import (
 	"github.com/stockade-run/stockade/internal/errdefs"
 	"github.com/stockade-run/stockade/internal/pluginwire"
 	"github.com/stockade-run/stockade/internal/rpc"
+	"github.com/stockade-run/stockade/internal/transfer"
 )
 
 // ReconnectWait bounds how long a call of a plugin waits for LangBot to come
@@ -105,7 +106,7 @@ func (l *Link) Call(ctx context.Context, action string, data any, from pluginwir
 		return nil, err
 	}
 	out, err := s.conn.Call(ctx, action, data, rpc.CallOptions{Context: from, Timeout: timeout})
-	return out, s.told(err)
+	return out, s.missed(err)
 }
 
 // Stream asks LangBot for an answer in frames; the timeout is per frame.
@@ -115,7 +116,7 @@ func (l *Link) Stream(ctx context.Context, action string, data any, from pluginw
 		return nil, err
 	}
 	out, err := s.conn.Stream(ctx, action, data, rpc.CallOptions{Context: from, Timeout: timeout})
-	return out, s.told(err)
+	return out, s.missed(err)
 }
 
 // ReadFile returns what LangBot pushed under a key, to whom may read it.
@@ -144,5 +145,6 @@ func (l *Link) SendFile(ctx context.Context, data []byte, ext string, from plugi
 	if err != nil {
 		return "", err
 	}
-	return s.sendFile(ctx, data, ext, from)
+	key, err := transfer.Send(ctx, s.conn, data, ext, from)
+	return key, s.missed(err)
 }

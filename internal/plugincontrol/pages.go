@@ -32,7 +32,7 @@ func pageAPI(ctx context.Context, s *session, in *rpc.Inbound) (any, error) {
 		return nil, context.Cause(ctx)
 	}
 	if err != nil {
-		return failed(pluginwire.FromError(err)), nil
+		return failed(textOf(err)), nil
 	}
 	return raw, nil
 }

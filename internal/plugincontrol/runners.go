@@ -175,6 +175,7 @@ func permissionsOf(spec object) (map[string][]string, error) {
 // run is one run of a runner: what is sent on, and in which order.
 type run struct {
 	in        *rpc.Inbound
+	action    string // of the worker
 	id        json.RawMessage
 	sequence  int
 	deadline  time.Time
@@ -204,7 +205,7 @@ func runRunner(kind, action string) handler {
 			return nil, errdefs.New(errdefs.Invalid, "component kind %q cannot be run", got).WithNext("it must be %s", kind)
 		}
 		in.BeginStream()
-		r := &run{in: in, id: runCtx.or("run_id", null)}
+		r := &run{in: in, action: action, id: runCtx.or("run_id", null)}
 		p, ok := s.control.find(in.Context, author, name)
 		if !ok {
 			return nil, r.fail(ctx, codePluginNotFound, false, "Plugin "+author+"/"+name+" not found")
@@ -227,7 +228,7 @@ func runRunner(kind, action string) handler {
 			return nil, err
 		}
 		ask := build(field("runner_name", quote(runner)), field("context", runCtx.raw))
-		return nil, r.follow(ctx, p, action, ask)
+		return nil, r.follow(ctx, p, ask)
 	}
 }
 
@@ -268,14 +269,14 @@ func frameTimeout(deadline, now time.Time) time.Duration {
 	return left + runGrace
 }
 
-func (r *run) follow(ctx context.Context, p Plugin, action string, ask json.RawMessage) error {
+func (r *run) follow(ctx context.Context, p Plugin, ask json.RawMessage) error {
 	until := ctx
 	if !r.deadline.IsZero() {
 		var cancel context.CancelFunc
 		until, cancel = context.WithTimeout(ctx, frameTimeout(r.deadline, time.Now()))
 		defer cancel()
 	}
-	stream, err := p.Stream(until, action, ask, frameTimeout(r.deadline, time.Now()))
+	stream, err := p.Stream(until, r.action, ask, frameTimeout(r.deadline, time.Now()))
 	if err != nil {
 		return r.failed(ctx, until, err)
 	}
@@ -299,7 +300,9 @@ func (r *run) follow(ctx context.Context, p Plugin, action string, ask json.RawM
 		if err != nil {
 			return r.failed(ctx, until, err)
 		}
-		if err := r.send(ctx, result); err != nil {
+		if err := r.send(ctx, result); errdefs.Is(err, errdefs.Exhausted) {
+			return r.failed(ctx, until, err) // larger than LangBot takes: that is the run's end
+		} else if err != nil {
 			return err
 		}
 	}
@@ -316,12 +319,15 @@ func (r *run) send(ctx context.Context, result object) error {
 		r.over = true
 		r.endProcesses(ctx, "its run failed")
 	}
-	r.sequence++
-	result, err := result.with(field("sequence", encode(r.sequence)))
+	result, err := result.with(field("sequence", encode(r.sequence+1)))
 	if err != nil {
 		return err
 	}
-	return r.in.Send(ctx, result.raw)
+	if err := r.in.Send(ctx, result.raw); err != nil {
+		return err
+	}
+	r.sequence++
+	return nil
 }
 
 // failed ends the run for what went wrong on the way to its plugin.
@@ -329,12 +335,9 @@ func (r *run) failed(ctx, until context.Context, err error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx) // LangBot cancelled the run, or went away
 	}
-	text := pluginwire.FromError(err)
-	if peer, ok := errors.AsType[*rpc.PeerError](err); ok {
-		text = peer.Message
-		if strings.Contains(text, "Action ") && strings.HasSuffix(text, " not found") {
-			return r.fail(ctx, codeHandlerNotFound, false, text)
-		}
+	text := textOf(err)
+	if isPeerError(err) && strings.HasSuffix(text, "Action "+r.action+" not found") {
+		return r.fail(ctx, codeHandlerNotFound, false, text)
 	}
 	if until.Err() != nil || errors.Is(err, rpc.ErrTimeout) {
 		return r.fail(ctx, codeTimeout, true, "the runner gave no result in time")
