@@ -40,7 +40,7 @@ type Processes interface {
 	Answer(ctx context.Context, conn any, plugin string, binding pluginwire.Context, action string, data json.RawMessage) (any, error)
 }
 
-// Config is what a Manager is made of. All but Processes and Logger is required.
+// Config is what a Manager is made of. All but Processes, PingEvery and Logger is required.
 type Config struct {
 	// DataDir is the runtime's data directory; the manager keeps everything in
 	// plugin-runtime/ below it.
@@ -54,5 +54,8 @@ type Config struct {
 	Trees     func(pluginwire.RuntimeConfig, worker.Launcher) (Trees, error)
 	Host      Host
 	Processes Processes // nil: the actions are unknown
+	// PingEvery is how often a connection of the plugin port is asked for a sign of life;
+	// see rpc.Config.
+	PingEvery time.Duration
 	Logger    *slog.Logger
 }

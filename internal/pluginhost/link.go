@@ -104,6 +104,7 @@ func (l *link) config() rpc.Config {
 		// What a lost worker had asked for is of no use to anybody.
 		CancelOnClose: true,
 		Budget:        l.m.budget,
+		PingEvery:     l.m.cfg.PingEvery,
 		Logger:        l.m.log,
 	}
 }

@@ -19,8 +19,9 @@ import (
 // series are the SDKs that every end-to-end test runs with.
 var series = []string{"0.5", "0.6", "0.7"}
 
-// patience bounds a wait for workers: four interpreters on a busy machine.
-const patience = 60 * time.Second
+// patience bounds a wait for workers: on a busy machine one that did not become ready
+// within its 30 s is started again, and then once more.
+const patience = 3 * time.Minute
 
 // live is a runtime in this process, and a LangBot beside it.
 type live struct {

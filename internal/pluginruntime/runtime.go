@@ -125,7 +125,8 @@ func (r *runtime) open() error {
 	}
 	link := plugincontrol.NewLink()
 	r.manager, err = pluginhost.New(pluginhost.Config{
-		DataDir: c.DataDir, Artifacts: artifacts, Launchers: r.launcher, Trees: r.openTrees, Host: link, Processes: r.processes, Logger: r.log,
+		DataDir: c.DataDir, Artifacts: artifacts, Launchers: r.launcher, Trees: r.openTrees, Host: link, Processes: r.processes,
+		PingEvery: c.PingInterval, Logger: r.log,
 	})
 	if err != nil {
 		return errors.Join(err, r.transfers.Close())

@@ -13,6 +13,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stockade-run/stockade/internal/lbhost"
 	"github.com/stockade-run/stockade/internal/plugintest"
@@ -86,7 +87,11 @@ type scene struct {
 	quiet  func()       // ends calling good
 }
 
-// newScene starts one. Until the test ends good is called without a pause, and each
+// pause is between two calls of the plugin that nobody may disturb: without one they
+// took most of the processors from the trouble.
+const pause = 10 * time.Millisecond
+
+// newScene starts one. Until the test ends good is called again and again, and each
 // call has to be answered by the process that answered the first.
 func newScene(t *testing.T, sdk string, change func(*Config)) *scene {
 	t.Helper()
@@ -98,11 +103,13 @@ func newScene(t *testing.T, sdk string, change func(*Config)) *scene {
 	end := make(chan struct{})
 	var asking sync.WaitGroup
 	asking.Go(func() {
+		tick := time.NewTicker(pause)
+		defer tick.Stop()
 		for {
 			select {
 			case <-end:
 				return
-			default:
+			case <-tick.C:
 			}
 			raw, err := s.h.CallTool(t.Context(), s.good.Binding, "probe", M{"op": "pid"})
 			if err != nil || pidOf(raw) != first {
