@@ -212,7 +212,7 @@ func (p *Process) Exit() Exit {
 
 // ReadLine returns the next line of output without its end; the slice is valid
 // until the next call. io.EOF comes when every process that held the output has
-// let it go. A line or an output beyond its bound is an exhausted error, after
+// let it go, or Stop has proven that the tree is gone and the rest was read. A line or an output beyond its bound is an exhausted error, after
 // which there is no more.
 func (p *Process) ReadLine() ([]byte, error) { return p.lines.next() }
 
@@ -256,7 +256,8 @@ func (p *Process) end() Outcome {
 		p.tail.abort()
 		return Outcome{Why: why}
 	}
-	// Nobody holds the other ends: the tail is complete at once.
+	p.lines.f.finish()
+	p.tail.f.finish()
 	<-p.tail.done
 	p.removeGroup()
 	return Outcome{Confirmed: true}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -428,6 +429,67 @@ func TestInput(t *testing.T) {
 		t.Errorf("unread input: %v", err)
 	}
 	confirmed(t, p, p.PID())
+}
+
+// A process of somebody else may hold the tree's output for ever. The tree is gone all
+// the same, and so is its output once it was read.
+func TestOutputHeldByAStranger(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "s")
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	p := start(t, nil, "lender", path)
+	c, err := l.AcceptUnix()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	oob := make([]byte, 64)
+	_, n, _, _, err := c.ReadMsgUnix(make([]byte, 1), oob)
+	if err != nil {
+		t.Fatal(err)
+	}
+	msgs, err := unix.ParseSocketControlMessage(oob[:n])
+	if err != nil || len(msgs) != 1 {
+		t.Fatal(msgs, err)
+	}
+	held, err := unix.ParseUnixRights(&msgs[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	release := sync.OnceFunc(func() {
+		for _, fd := range held {
+			_ = unix.Close(fd)
+		}
+	})
+	t.Cleanup(release)
+	pids := who(t, p, 1)
+	rest := make(chan error, 1)
+	go func() { // waits when the tree ends, as a driver does
+		_, err := p.ReadLine()
+		rest <- err
+	}()
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		confirmed(t, p, pids...)
+		if err := <-rest; err != io.EOF {
+			t.Error(err)
+		}
+	}()
+	select {
+	case <-over:
+	case <-time.After(20 * time.Second):
+		t.Error("it waits for the stranger")
+		release()
+		<-over
+	}
+	if got := p.Stderr(); got != "last words\n" {
+		t.Errorf("stderr %q", got)
+	}
 }
 
 func TestStderrIsRedacted(t *testing.T) {

@@ -7,7 +7,10 @@ import (
 	"io"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/stockade-run/stockade/internal/errdefs"
 )
@@ -16,10 +19,51 @@ func detached(d time.Duration) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.Background(), d)
 }
 
+// stream is our end of a pipe that the tree writes to.
+type stream struct {
+	*os.File
+	gone atomic.Bool
+}
+
+// finish says that the tree is proven gone. What is in the pipe then is all that there
+// is: a process of somebody else may hold the other end, given to it over a socket, as
+// ssh and tmux do with their masters, and is not waited for.
+func (s *stream) finish() {
+	s.gone.Store(true)
+	_ = s.SetReadDeadline(time.Unix(1, 0)) // wakes who waits; an end that is closed needs none
+}
+
+// Read is File.Read, until finish; then it does not wait.
+func (s *stream) Read(p []byte) (int, error) {
+	for !s.gone.Load() {
+		n, err := s.File.Read(p)
+		if !errors.Is(err, os.ErrDeadlineExceeded) {
+			return n, err
+		}
+	}
+	raw, err := s.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	n := 0
+	if cerr := raw.Control(func(fd uintptr) { n, err = unix.Read(int(fd), p) }); cerr != nil {
+		return 0, cerr
+	}
+	switch {
+	case errors.Is(err, unix.EINTR):
+		return 0, nil
+	case errors.Is(err, unix.EAGAIN), err == nil && n == 0:
+		return 0, io.EOF
+	case err != nil:
+		return 0, err
+	}
+	return n, nil
+}
+
 // lines reads lines within bounds. One goroutine reads; abort may come from
 // another.
 type lines struct {
-	f       *os.File
+	f       *stream
 	r       *bufio.Reader
 	long    []byte // a line that did not fit r
 	maxLine int
@@ -28,7 +72,8 @@ type lines struct {
 }
 
 func newLines(f *os.File, maxLine int, maxOutput int64) *lines {
-	return &lines{f: f, r: bufio.NewReaderSize(f, min(64<<10, max(maxLine, 16))), maxLine: maxLine, left: maxOutput}
+	s := &stream{File: f}
+	return &lines{f: s, r: bufio.NewReaderSize(s, min(64<<10, max(maxLine, 16))), maxLine: maxLine, left: maxOutput}
 }
 
 func (l *lines) next() ([]byte, error) {
@@ -155,7 +200,7 @@ func (in *input) pump() {
 
 // tail keeps the end of a stream.
 type tail struct {
-	f    *os.File
+	f    *stream
 	max  int
 	done chan struct{}
 
@@ -165,7 +210,7 @@ type tail struct {
 }
 
 func newTail(f *os.File, max int) *tail {
-	t := &tail{f: f, max: max, done: make(chan struct{})}
+	t := &tail{f: &stream{File: f}, max: max, done: make(chan struct{})}
 	go t.pump()
 	return t
 }
