@@ -16,6 +16,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/stockade-run/stockade/internal/api"
@@ -64,6 +65,8 @@ type Config struct {
 type Service struct {
 	cfg Config
 	log *slog.Logger
+
+	clearing sync.Mutex // held by ClearFence
 }
 
 // New returns a service.
@@ -284,10 +287,14 @@ func (s *Service) ClearFence(ctx context.Context, p authz.Principal, id string, 
 	if err := s.check(p, authz.RelayFenceClear); err != nil {
 		return api.RelayFence{}, err
 	}
+	req.Reason = strings.TrimSpace(req.Reason) // space is no reason
 	if len(req.Reason) < 8 || len(req.Reason) > 1024 {
 		return api.RelayFence{}, errdefs.New(errdefs.Invalid, "the reason has %d bytes, allowed is 8 to 1024", len(req.Reason)).
 			WithNext("say what you checked")
 	}
+	// One at a time, so that what is stated and what is lifted are the same fence.
+	s.clearing.Lock()
+	defer s.clearing.Unlock()
 	f, err := s.fence(id)
 	if err != nil {
 		return api.RelayFence{}, err
