@@ -115,6 +115,10 @@ func (h *Hub) ClearFence(_ context.Context, id, operator, reason string) (Fence,
 		return Fence{}, errdefs.New(errdefs.Invalid, "clearing a fence needs an operator and a reason, at most %d bytes each", maxText).
 			WithNext("say who verified that nothing runs there, and how")
 	}
+	// One at a time: what one act has lifted may be used at once, and another that began
+	// before must not take away the marker of a job that runs by now.
+	h.clearing.Lock()
+	defer h.clearing.Unlock()
 	h.mu.Lock()
 	if h.stopping {
 		h.mu.Unlock()
@@ -149,11 +153,10 @@ func (h *Hub) ClearFence(_ context.Context, id, operator, reason string) (Fence,
 		// while it lives its memory still refuses.
 		t.disk.Lock()
 		err := h.state.unmark(t.key)
-		if err == nil {
-			t.disk.marker, t.disk.told = none, false
-		}
+		t.disk.marker, t.disk.told = none, err != nil
 		t.disk.Unlock()
 		if err != nil {
+			h.diskWork(t) // what is gone of it comes back
 			return Fence{}, diskFailure(err, "the marker cannot be removed, so the fence stands")
 		}
 	}
@@ -165,8 +168,8 @@ func (h *Hub) ClearFence(_ context.Context, id, operator, reason string) (Fence,
 	h.mu.Unlock()
 	if refused != "" { // not possible: a fenced daemon gets no jobs; but then the marker must be back
 		h.diskWork(t)
-		return Fence{}, h.errorf(refused, "daemon %q still has a job that is not settled", t.id)
+		return Fence{}, h.errorf(refused, "daemon %q still has a job that is not settled", id)
 	}
-	h.log.Warn("relay: fence cleared", "daemon", t.id, "operator", operator, "reason", reason)
+	h.log.Warn("relay: fence cleared", "daemon", f.DaemonID, "key", f.Key, "operator", operator, "reason", reason)
 	return f, h.settleDisk(t)
 }

@@ -4,11 +4,15 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -206,6 +210,138 @@ func TestFenceIsNotClearedWhileAJobRuns(t *testing.T) {
 	if _, err := h.ClearFence(context.Background(), "d", "me", "why"); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// Two operators clear a fence at once. What one of them lifted may be used at once, and
+// the other must not touch what came after it: neither the marker of a job that runs,
+// nor a fence that nobody has seen.
+func TestFenceIsClearedOnce(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	h, url := newHub(t, func(c *HubConfig) { c.StateDir, c.Limits.CancelTimeout = dir, time.Millisecond })
+	p := connect(t, url, "d")
+	for range 100 {
+		j := run(t, h, p, JobRequest{DaemonID: "d"})
+		if o, _ := j.Cancel(context.Background(), "test"); o.Fence == nil {
+			t.Fatalf("got %+v", o)
+		}
+		var cleared atomic.Int32
+		var wg sync.WaitGroup
+		for range 3 {
+			wg.Go(func() {
+				f, err := h.ClearFence(context.Background(), "d", "me", "looked at ps")
+				switch {
+				case err == nil && slices.Contains(f.Jobs, j.ID()):
+					cleared.Add(1)
+				case err == nil:
+					t.Errorf("lifted %+v", f)
+				case !errdefs.Is(err, errdefs.NotFound) && !errdefs.Is(err, errdefs.Cancelling):
+					t.Error(err)
+				}
+			})
+		}
+		over := make(chan struct{})
+		go func() { wg.Wait(); close(over) }()
+		var next *Job
+		for next == nil {
+			var err error
+			if next, err = h.RunJob(context.Background(), JobRequest{DaemonID: "d", Payload: json.RawMessage(`{}`)}); err != nil {
+				wantCode(t, err, relaywire.CodeFenced)
+			}
+		}
+		for running := true; running; {
+			select {
+			case <-over:
+				running = false
+			default:
+			}
+			if !exists(marker(dir, "d")) {
+				t.Error("a job runs and there is no marker")
+			}
+		}
+		if n := cleared.Load(); n != 1 {
+			t.Errorf("one fence was cleared %d times", n)
+		}
+		p.want(relaywire.Start)
+		p.finish(next.ID())
+		if _, err := collect(t, next); err != nil {
+			t.Fatal(err)
+		}
+		if t.Failed() {
+			return
+		}
+	}
+}
+
+// The evidence of a fence that was lifted is never shown as that of the next one, also
+// when the hub died between the two removals, and a fence whose evidence cannot be
+// removed stands.
+func TestEvidenceDoesNotOutliveItsFence(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	state := func(c *HubConfig) { c.StateDir, c.Limits.CancelTimeout = dir, time.Millisecond }
+	h, url := newHub(t, state)
+	p := connect(t, url, "d")
+	run(t, h, p, JobRequest{DaemonID: "d"}).Cancel(context.Background(), "test")
+	evidence := filepath.Join(dir, keyOf("d")+evidenceSuffix)
+	old, err := os.ReadFile(evidence)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// A directory that is not empty cannot be removed like a file.
+	if err := errors.Join(os.Remove(evidence), os.MkdirAll(filepath.Join(evidence, "x"), 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := h.ClearFence(context.Background(), "d", "me", "looked at ps"); err == nil {
+		t.Error("the evidence is there and the fence was lifted")
+	}
+	if len(h.Fences()) != 1 || !exists(marker(dir, "d")) {
+		t.Error("the fence does not stand")
+	}
+	if err := os.RemoveAll(evidence); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := h.ClearFence(context.Background(), "d", "me", "looked at ps"); err != nil {
+		t.Fatal(err)
+	}
+	stop(t, h)
+	// What a hub leaves that dies between the removal of the marker and of the evidence.
+	if err := errors.Join(os.WriteFile(evidence, old, 0o600), os.WriteFile(evidence+".tmp", old, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	h, _ = newHub(t, state)
+	if exists(evidence) || exists(evidence+".tmp") {
+		t.Error("it is kept for the next fence")
+	}
+	stop(t, h)
+}
+
+// A daemon whose damaged marker is being cleared has its name as soon as it connects.
+func TestDaemonOfADamagedMarkerHasItsName(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	if err := os.WriteFile(marker(dir, "d"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	h, url := newHub(t, func(c *HubConfig) { c.StateDir = dir })
+	h.mu.Lock()
+	damaged := h.targets[keyOf("d")]
+	damaged.use() // as somebody does who is not through with its files
+	h.mu.Unlock()
+	if _, err := h.ClearFence(context.Background(), keyOf("d"), "me", "looked at ps"); err != nil {
+		t.Fatal(err)
+	}
+	p := connect(t, url, "d")
+	h.unuse(damaged)
+	if d := h.Daemons(); len(d) != 1 || d[0].ID != "d" {
+		t.Errorf("got %+v", d)
+	}
+	j := run(t, h, p, JobRequest{DaemonID: "d"})
+	if raw, err := os.ReadFile(marker(dir, "d")); err != nil || string(raw) != "d" {
+		t.Errorf("the marker is %q, %v", raw, err)
+	}
+	p.finish(j.ID())
+	collect(t, j)
 }
 
 // Markers that another hub left, in the form the Python hub writes and in forms that

@@ -38,6 +38,8 @@ type Hub struct {
 
 	listen listener
 
+	clearing sync.Mutex // held by ClearFence; before mu
+
 	mu        sync.Mutex
 	targets   map[string]*target // by key
 	jobs      map[string]*Job    // not settled
@@ -150,8 +152,11 @@ func (h *Hub) at(id string) *target {
 	key := keyOf(id)
 	t := h.targets[key]
 	if t == nil {
-		t = &target{key: key, id: id}
+		t = &target{key: key}
 		h.targets[key] = t
+	}
+	if t.id == "" {
+		t.id = id // a damaged marker did not say it
 	}
 	return t
 }

@@ -292,7 +292,10 @@ func (l *link) end(err error) {
 // was written before the job was dispatched.
 func (h *Hub) diskWork(t *target) {
 	if err := h.settleDisk(t); err != nil {
-		h.log.Error("relay: the record of a daemon cannot be kept", "daemon", t.id, "error", err)
+		h.mu.Lock()
+		id := t.id
+		h.mu.Unlock()
+		h.log.Error("relay: the record of a daemon cannot be kept", "daemon", id, "key", t.key, "error", err)
 	}
 }
 

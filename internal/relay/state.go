@@ -116,11 +116,27 @@ func (s *stateDir) load(now time.Time) ([]Fence, error) {
 		}
 		byKey[key] = s.evidence(key, id, now)
 	}
+	if err := s.sweep(byKey); err != nil {
+		return nil, diskFailure(err, "the evidence of fences that were cleared cannot be removed")
+	}
 	fences := make([]Fence, 0, len(byKey))
 	for _, f := range byKey {
 		fences = append(fences, f)
 	}
 	return fences, nil
+}
+
+// sweep removes the evidence of fences that do not stand, and what was half written: a
+// hub that died while it lifted one left it, and it would be shown as that of the
+// daemon's next fence.
+func (s *stateDir) sweep(stand map[string]Fence) error {
+	names, err := filepath.Glob(filepath.Join(s.path, "*"+evidenceSuffix+"*"))
+	for _, name := range names {
+		if _, ok := stand[strings.TrimSuffix(filepath.Base(name), evidenceSuffix)]; !ok {
+			err = errors.Join(err, os.Remove(name))
+		}
+	}
+	return err
 }
 
 // evidence reads what the hub before this one knew.
@@ -189,13 +205,14 @@ func (s *stateDir) discard(key string) error {
 	return gone(os.Remove(filepath.Join(s.path, key+spareSuffix)))
 }
 
-// unmark removes a marker for good, and what is known about its fence.
+// unmark removes what is known about a fence, then its marker, for good. In this order
+// evidence never outlives its marker, to be taken for that of the next fence.
 func (s *stateDir) unmark(key string) error {
-	if err := gone(os.Remove(filepath.Join(s.path, key+markerSuffix))); err != nil {
-		return err
+	for _, suffix := range []string{evidenceSuffix, markerSuffix} {
+		if err := gone(os.Remove(filepath.Join(s.path, key+suffix))); err != nil {
+			return err
+		}
 	}
-	// Evidence without a marker means nothing, so its removal may fail.
-	_ = os.Remove(filepath.Join(s.path, key+evidenceSuffix))
 	return s.dir.Sync()
 }
 
