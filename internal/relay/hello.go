@@ -100,6 +100,9 @@ func (l *link) serve() {
 	delete(h.strangers, l)
 	h.mu.Unlock()
 	switch {
+	case reason == relaywire.ReasonStopping:
+		l.bye(relaywire.CloseGoingAway, reason)
+		return
 	case reason != "":
 		h.log.Warn("relay: a daemon was refused", "remote", l.remote, "reason", reason)
 		l.bye(relaywire.CloseRefused, reason)
@@ -163,7 +166,7 @@ func (h *Hub) admit(l *link, id string) (reason string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.stopping {
-		return relaywire.ReasonTaken
+		return relaywire.ReasonStopping
 	}
 	if t := h.targets[keyOf(id)]; h.held >= h.lim.Daemons && (t == nil || t.step.Socket == 0 && !t.step.Fenced) {
 		h.log.Warn("relay: too many daemons", "limit", h.lim.Daemons)

@@ -184,6 +184,25 @@ func TestStopSettlesEveryJob(t *testing.T) {
 	stranger.closed()
 }
 
+// A daemon that says hello to a hub that stops is told that, and not that it is fenced.
+func TestHelloToAHubThatStops(t *testing.T) {
+	t.Parallel()
+	h, url := newHub(t, nil)
+	p := connect(t, url, "d")
+	j := run(t, h, p, JobRequest{DaemonID: "d"})
+	late := dial(t, url)
+	stopped := make(chan struct{})
+	go func() { stop(t, h); close(stopped) }()
+	p.want(relaywire.Cancel) // so it stops, and waits for the job
+	late.raw(hello("late"))
+	if code, reason := late.closed(); code != relaywire.CloseGoingAway || reason != relaywire.ReasonStopping {
+		t.Errorf("got %d %q", code, reason)
+	}
+	p.finish(j.ID())
+	p.closed()
+	<-stopped
+}
+
 // A run.start that is still waiting in the hub is taken back: nothing runs, so
 // nothing is fenced, although the daemon never answers.
 func TestUnsentStartIsWithdrawn(t *testing.T) {

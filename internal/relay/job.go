@@ -34,9 +34,11 @@ type Job struct {
 
 	unsent bool          // Hub.mu: the connection did not take its run.start
 	end    End           // Hub.mu, until ended is closed
+	fence  *Fence        // the same: the evidence, when the end is a fence
 	ended  chan struct{} // closed when the fence's rules say that it ended
 
 	askMu sync.Mutex
+	over  bool           // it ended: nobody can ask for it any more
 	code  relaywire.Code // why it was asked to end, "" while it was not
 	cause string
 	asked chan struct{} // closed by the first ask
@@ -148,7 +150,15 @@ func (j *Job) dispatch() bool {
 // endJob is told by the rules that the job ended. Hub.mu is held.
 func (h *Hub) endJob(j *Job, end End) {
 	j.end = end
+	if end == EndUnacknowledged || end == EndDisconnected {
+		// Now: an operator may have cleared it before the job is settled.
+		f := j.target.fence.clone()
+		j.fence = &f
+	}
 	j.link.remove(j.id, end)
+	j.askMu.Lock()
+	j.over = true
+	j.askMu.Unlock()
 	close(j.ended)
 }
 
@@ -159,14 +169,19 @@ func (j *Job) step(kind EventKind) {
 	j.hub.apply(j.target, FenceEvent{Kind: kind, Job: j.id})
 }
 
-// ask asks the owner to end the job. The first one counts.
-func (j *Job) ask(code relaywire.Code, cause string) {
+// ask asks the owner to end the job. The first one counts. A job that has ended, and is
+// only not settled yet, did so by itself: it answers false.
+func (j *Job) ask(code relaywire.Code, cause string) bool {
 	j.askMu.Lock()
 	defer j.askMu.Unlock()
+	if j.over {
+		return false
+	}
 	if j.code == "" {
 		j.code, j.cause = code, cause
 		close(j.asked)
 	}
+	return true
 }
 
 // own is the job's owner goroutine, from its admission to its settlement.
@@ -224,14 +239,19 @@ func (j *Job) own(ctx context.Context, timeout time.Duration) {
 func (j *Job) settle(ctx context.Context, timeout time.Duration) {
 	timer := time.NewTimer(timeout)
 	defer timer.Stop()
+	asked := true
 	select {
 	case <-j.ended:
 		return
 	case <-ctx.Done():
-		j.ask(relaywire.CodeCancelled, "its caller left: "+context.Cause(ctx).Error())
+		asked = j.ask(relaywire.CodeCancelled, "its caller left: "+context.Cause(ctx).Error())
 	case <-timer.C:
-		j.ask(relaywire.CodeTimeout, "it ran longer than "+timeout.String())
+		asked = j.ask(relaywire.CodeTimeout, "it ran longer than "+timeout.String())
 	case <-j.asked:
+	}
+	if !asked {
+		<-j.ended
+		return
 	}
 	j.queue.finish(nil) // what comes from now on is of no interest
 	j.step(CancelAsked)
@@ -251,11 +271,7 @@ func (j *Job) conclude() {
 	o := &j.outcome
 	h.mu.Lock()
 	end := j.end
-	o.Acknowledged = end == EndFinished || end == EndNeverStarted
-	if (end == EndUnacknowledged || end == EndDisconnected) && j.target.fence != nil {
-		f := j.target.fence.clone()
-		o.Fence = &f
-	}
+	o.Acknowledged, o.Fence = end == EndFinished || end == EndNeverStarted, j.fence
 	h.mu.Unlock()
 	j.askMu.Lock()
 	code, cause := j.code, j.cause
@@ -380,8 +396,9 @@ func (j *Job) failure() error {
 }
 
 // Cancel settles the job and says how that went. It returns when the daemon
-// acknowledged or is fenced, at most Limits.CancelTimeout later, and does not stop
-// for ctx: clean-up is never left half done. Repeating it is harmless. Events that
+// acknowledged or is fenced, at most Limits.CancelTimeout later (and 2 s, when a tool
+// ignores its context), and does not stop for ctx: clean-up is never left half done.
+// A job that ended by itself meanwhile is not cancelled. Repeating it is harmless. Events that
 // were not read are dropped.
 func (j *Job) Cancel(_ context.Context, cause string) (Outcome, error) {
 	select {

@@ -33,6 +33,13 @@ type outbox struct {
 	pong    bool  // one waits already; a daemon that only asks gets one at a time
 }
 
+// frameBytes is what a frame that waits counts beside its payload, so that a daemon that
+// does not read cannot be owed more frames without one than the bound has room for.
+const frameBytes = 512
+
+// cost is what a frame counts.
+func cost(f relaywire.Frame) int64 { return int64(len(f.Payload)) + frameBytes }
+
 // put queues a frame; false: it would go over the bound, or the outbox is closed.
 func (o *outbox) put(f relaywire.Frame, urgent bool) bool {
 	o.mu.Lock()
@@ -49,7 +56,7 @@ func (o *outbox) put(f relaywire.Frame, urgent bool) bool {
 		}
 		o.urgent = append(o.urgent, f)
 	} else {
-		n := int64(len(f.Payload))
+		n := cost(f)
 		if o.bytes > 0 && o.bytes+n > o.max {
 			return false
 		}
@@ -69,7 +76,7 @@ func (o *outbox) withdraw(job string) bool {
 	defer o.mu.Unlock()
 	for i, f := range o.normal {
 		if f.Type == relaywire.Start && f.JobID == job {
-			o.bytes -= int64(len(f.Payload))
+			o.bytes -= cost(f)
 			o.normal = append(o.normal[:i:i], o.normal[i+1:]...)
 			return true
 		}
@@ -107,7 +114,7 @@ func (o *outbox) take() (f relaywire.Frame, ok bool) {
 		}
 	case len(o.normal) > 0:
 		f, ok = o.normal[0], true
-		o.bytes -= int64(len(f.Payload))
+		o.bytes -= cost(f)
 		if o.normal = o.normal[1:]; len(o.normal) == 0 {
 			o.normal = nil
 		}

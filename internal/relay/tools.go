@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/stockade-run/stockade/internal/errdefs"
@@ -26,17 +25,17 @@ var errRevoked = errors.New("the job's tools are revoked")
 
 // toolbox makes the tool calls of one job, beside the connection's reader.
 type toolbox struct {
-	job     *Job
-	tools   Tools // nil: none
-	ctx     context.Context
-	cancel  context.CancelCauseFunc
-	revoked atomic.Bool
-	slots   chan struct{} // one per call at once
+	job    *Job
+	tools  Tools // nil: none
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	slots  chan struct{} // one per call at once
 
-	mu    sync.Mutex
-	calls int           // waiting or being made
-	bytes int64         // their payloads
-	idle  chan struct{} // made by wait; closed at no calls
+	mu      sync.Mutex
+	revoked bool
+	calls   int           // waiting or being made
+	bytes   int64         // their payloads
+	idle    chan struct{} // made by wait; closed at no calls
 }
 
 func newToolbox(j *Job, tools Tools) *toolbox {
@@ -48,8 +47,24 @@ func newToolbox(j *Job, tools Tools) *toolbox {
 // revoke ends the rights of the job at once: no call begins after it, the context of
 // those that are under way has ended, and no answer of a tool is passed on.
 func (b *toolbox) revoke() {
-	b.revoked.Store(true)
+	b.mu.Lock()
+	b.revoked = true
+	b.mu.Unlock()
 	b.cancel(errRevoked)
+}
+
+// pass hands a tool's answer to the connection, or says why not. It and revoke do not
+// overlap.
+func (b *toolbox) pass(f relaywire.Frame) (why string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	switch {
+	case b.revoked:
+		return errRevoked.Error()
+	case !b.job.link.out.put(f, false):
+		return "too many answers wait to be sent: read them first"
+	}
+	return ""
 }
 
 // waiting is how many calls of a job may wait for one slot.
@@ -58,18 +73,19 @@ const waiting = 8
 // call begins one call; payload is copied. It does not wait.
 func (b *toolbox) call(request string, payload json.RawMessage) {
 	lim := b.job.hub.lim
-	switch {
-	case b.revoked.Load():
-		b.refuse(request, payload, errRevoked.Error())
-		return
-	case b.tools == nil:
-		b.refuse(request, payload, "this job was given no tools")
-		return
-	}
+	var why string
 	b.mu.Lock()
-	if b.calls >= waiting*lim.MCPCalls || b.calls > 0 && b.bytes+int64(len(payload)) > lim.MessageBytes {
+	switch {
+	case b.revoked:
+		why = errRevoked.Error()
+	case b.tools == nil:
+		why = "this job was given no tools"
+	case b.calls >= waiting*lim.MCPCalls || b.calls > 0 && b.bytes+int64(len(payload)) > lim.MessageBytes:
+		why = "too many tool calls at once: wait for answers first"
+	}
+	if why != "" {
 		b.mu.Unlock()
-		b.refuse(request, payload, "too many tool calls at once: wait for answers first")
+		b.refuse(request, payload, why)
 		return
 	}
 	b.calls++
@@ -97,6 +113,8 @@ func (b *toolbox) answer(request string, payload json.RawMessage) {
 	case b.slots <- struct{}{}:
 		defer func() { <-b.slots }()
 	case <-b.ctx.Done():
+	}
+	if b.ctx.Err() != nil { // also when there was a slot at the same time
 		b.refuse(request, payload, errRevoked.Error())
 		return
 	}
@@ -104,7 +122,7 @@ func (b *toolbox) answer(request string, payload json.RawMessage) {
 	defer cancel()
 	result, err := b.tools.Call(ctx, payload)
 	switch {
-	case b.revoked.Load():
+	case b.ctx.Err() != nil:
 		b.refuse(request, payload, errRevoked.Error())
 	case ctx.Err() != nil:
 		b.refuse(request, payload, "the tool call took longer than "+j.hub.lim.MCPTimeout.String())
@@ -123,8 +141,8 @@ func (b *toolbox) answer(request string, payload json.RawMessage) {
 		b.refuse(request, payload, "the tool call failed")
 	default:
 		f := relaywire.Frame{Type: relaywire.MCPResponse, RequestID: request, JobID: j.id, Payload: result}
-		if !j.link.out.put(f, false) {
-			b.refuse(request, payload, "too many answers wait to be sent: read them first")
+		if why := b.pass(f); why != "" {
+			b.refuse(request, payload, why)
 		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"strings"
 	"sync"
 	"testing"
@@ -206,4 +207,107 @@ func TestToolCallsAreBounded(t *testing.T) {
 	if most > 2 || now != 0 {
 		t.Errorf("%d calls at once, %d left", most, now)
 	}
+}
+
+// No call begins once the tools are revoked, also one that waited for its turn and gets
+// it at that moment.
+func TestNoCallBeginsAfterTheRevocation(t *testing.T) {
+	t.Parallel()
+	h, url := newHub(t, nil)
+	p := connect(t, url, "d")
+	j := run(t, h, p, JobRequest{DaemonID: "d"})
+	for range 1000 {
+		b := newToolbox(j, toolFunc(func(context.Context, json.RawMessage) (json.RawMessage, error) {
+			t.Error("called")
+			return nil, nil
+		}))
+		b.revoke()
+		b.answer("r", json.RawMessage(`{"method":"x"}`))
+		if why := b.pass(relaywire.Frame{Type: relaywire.MCPResponse}); why == "" {
+			t.Error("passed on")
+		}
+		if t.Failed() {
+			break
+		}
+	}
+	p.finish(j.ID())
+	collect(t, j)
+}
+
+// A job that ended by itself did, whoever wants to end it before it is settled; and its
+// fence is its own, also when an operator was quicker than the settling.
+func TestAnEndIsTheFirst(t *testing.T) {
+	t.Parallel()
+	h, url := newHub(t, func(c *HubConfig) { c.Limits.CancelTimeout = time.Millisecond })
+	p := connect(t, url, "d")
+	for _, fenced := range []bool{false, true} {
+		in, release := make(chan struct{}), make(chan struct{})
+		j := run(t, h, p, JobRequest{DaemonID: "d", Tools: toolFunc(func(context.Context, json.RawMessage) (json.RawMessage, error) {
+			close(in)
+			<-release // so the job is not settled
+			return nil, nil
+		})})
+		p.ask(j.ID(), "r", `{"id":1}`)
+		<-in
+		if fenced {
+			j.ask(relaywire.CodeCancelled, "test")
+			<-j.ended
+			if _, err := h.ClearFence(context.Background(), "d", "me", "looked at ps"); err != nil {
+				t.Fatal(err)
+			}
+		} else {
+			p.finish(j.ID())
+			<-j.ended
+			j.ask(relaywire.CodeCancelled, "too late")
+		}
+		close(release)
+		<-j.Done()
+		o := j.Outcome()
+		if fenced {
+			if o.Acknowledged || o.Fence == nil || len(o.Fence.Jobs) != 1 {
+				t.Errorf("it was fenced: %+v", o)
+			}
+			continue
+		}
+		if !o.Acknowledged || o.Code != "" {
+			t.Errorf("it finished by itself: %+v", o)
+		}
+		if _, err := j.Next(context.Background()); err != io.EOF {
+			t.Error(err)
+		}
+	}
+}
+
+// A daemon that asks and does not read is owed a bounded number of answers, however
+// little there is in them.
+func TestAnswersWithoutAPayloadAreBounded(t *testing.T) {
+	t.Parallel()
+	const bound = 64 << 10
+	h, url := newHub(t, func(c *HubConfig) { c.Limits.OutboxBytes = bound })
+	p := rawConnect(t, url, "d")
+	big := json.RawMessage(`{"x":"` + strings.Repeat("x", 15<<20) + `"}`)
+	j, err := h.RunJob(context.Background(), JobRequest{DaemonID: "d", Payload: big})
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the start is being sent", func() bool { return j.link.out.sending() })
+	note := masked(nil, []byte(`{"type":"mcp.request","job_id":"`+j.ID()+`","request_id":"r","payload":{"method":"note"}}`))
+	for range 20 {
+		if _, err := p.nc.Write([]byte(strings.Repeat(string(note), 1000))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := p.nc.Write(masked(nil, []byte(`{"type":"run.event","job_id":"`+j.ID()+`","event":{}}`))); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := j.Next(context.Background()); err != nil { // so all before was handled
+		t.Fatal(err)
+	}
+	o := &j.link.out
+	o.mu.Lock()
+	if n := len(o.normal); n == 0 || n > bound/frameBytes {
+		t.Errorf("%d answers wait", n)
+	}
+	o.mu.Unlock()
+	p.nc.Close()
 }
