@@ -157,6 +157,10 @@ func runServe(args []string, stderr io.Writer) int {
 		fmt.Fprintln(stderr, "stockade-host serve:", err)
 		return exitUsage
 	}
+	if err := osproc.KeepInherited(); err != nil {
+		fmt.Fprintln(stderr, "stockade-host serve:", err)
+		return exitFailed
+	}
 	// What is private says so itself; the roots of boxes must be open to the boxes'
 	// users, whatever umask the starter has.
 	syscall.Umask(0o022)

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stockade-run/stockade/internal/errdefs"
+	"github.com/stockade-run/stockade/internal/osproc"
 	"github.com/stockade-run/stockade/internal/relayclient"
 	"github.com/stockade-run/stockade/internal/secret"
 )
@@ -82,6 +83,10 @@ func runRelay(args []string, stderr io.Writer) int {
 	if err != nil {
 		fmt.Fprintln(stderr, "stockade-host relay-connect:", err)
 		return exitUsage
+	}
+	if err := osproc.KeepInherited(); err != nil {
+		fmt.Fprintln(stderr, "stockade-host relay-connect:", err)
+		return exitFailed
 	}
 	// The agents are the same user's: they must not reach into this program, which
 	// says what has ended (PR_SET_DUMPABLE in prctl(2)).

@@ -110,6 +110,13 @@ func relayConnect(t *testing.T, bin string, as *syscall.Credential) {
 	cmd.Dir = work
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
+	// What somebody left open for this program is not the agents'.
+	left, err := os.Open(tokenFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer left.Close()
+	cmd.ExtraFiles = []*os.File{left, left, left}
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -132,6 +139,12 @@ func relayConnect(t *testing.T, bin string, as *syscall.Credential) {
 		for end := time.Now().Add(20 * time.Second); len(sleepers(work)) == 0; time.Sleep(5 * time.Millisecond) {
 			if time.Now().After(end) {
 				t.Fatal("the agent does not start")
+			}
+		}
+		links, _ := filepath.Glob(filepath.Dir(sleepers(work)[0]) + "/fd/*")
+		for _, l := range links {
+			if to, _ := os.Readlink(l); to == tokenFile {
+				t.Errorf("the agent has %s open", to)
 			}
 		}
 		return j
