@@ -101,6 +101,8 @@ type Limits struct {
 	// (7 days), AuditRetention how long acts are (a year), RetentionEvery how
 	// often they are applied (10 min).
 	LogRetention, RecordRetention, AuditRetention, RetentionEvery time.Duration
+
+	trimPiece int // how many logs beyond a workspace's share are looked at together
 }
 
 // What one call may carry. MaxWrite and MaxRead are one frame's payload; the
@@ -170,6 +172,7 @@ func (l Limits) withDefaults() Limits {
 	span(&l.RecordRetention, 7*24*time.Hour)
 	span(&l.AuditRetention, 365*24*time.Hour)
 	span(&l.RetentionEvery, 10*time.Minute)
+	count(&l.trimPiece, 100)
 	return l
 }
 

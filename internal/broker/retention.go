@@ -29,20 +29,17 @@ func (b *Broker) retain(ctx context.Context) {
 	}
 }
 
-const (
-	// trimEvery is how often it is looked whether workspaces keep too many logs.
-	// Between two looks no machine ends more than a few thousand processes, for
-	// which a host has room.
-	trimEvery = 15 * time.Second
-	trimPiece = 100
-)
+// trimEvery is how often it is looked whether workspaces keep too many logs.
+// Between two looks no machine ends more than a few thousand processes, for
+// which a host has room.
+const trimEvery = 15 * time.Second
 
 // trim forgets the logs beyond what one workspace may keep, so that no tenant
 // fills a host's disk or its table of processes.
 func (b *Broker) trim(ctx context.Context) {
 	stay := map[string]bool{} // what could not be forgotten now
 	for {
-		limit := trimPiece + len(stay)
+		limit := b.cfg.Limits.trimPiece + len(stay)
 		recs, err := b.cfg.Store.ExcessLogs(ctx, b.cfg.Limits.KeptLogs, b.cfg.Limits.KeptLogBytes, limit)
 		for _, rec := range recs {
 			if err != nil {
