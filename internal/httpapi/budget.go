@@ -14,10 +14,13 @@ import (
 // hold in memory at the same time: bodies that are read whole, output that is
 // answered as JSON, and requestBytes for each. Encoded and decoded it takes a few
 // times as much. It is 2,000 requests, or a hundred of the largest there are.
-// What passes through in pieces (frames, files, sockets, relay jobs) is not in it.
+// What passes through in pieces (frames, files, sockets) counts passBytes: it is
+// little, but stays for hours with a connection of its own. It is 8,000 of them.
+// A relay job counts until it was sent; then the relay has a limit of jobs.
 const (
 	budgetBytes  = 512 << 20
 	requestBytes = 256 << 10
+	passBytes    = 64 << 10
 	readBytes    = 1 << 20 // what a read brings that names nothing (package broker)
 )
 
@@ -49,6 +52,19 @@ func (b *budget) give(who string, n int64) {
 	}
 }
 
+// hold is what one request has of a budget.
+type hold struct {
+	b   *budget
+	who string
+	n   int64
+}
+
+// give gives it back; a second time there is nothing to give.
+func (h *hold) give() {
+	h.b.give(h.who, h.n)
+	h.n = 0
+}
+
 // payer is whose budget a request of p is counted in.
 func payer(p authz.Principal) string {
 	if p.Workspace != "" {
@@ -61,8 +77,8 @@ func payer(p authz.Principal) string {
 func weight(r *http.Request, rt *route) int64 {
 	n := int64(0)
 	switch {
-	case rt.streamed || rt.reads && wantsFrames(r) || rt.sockets:
-		return 0 // passes through, and is bounded by its owner
+	case rt.streamed && rt.media != jsonMedia, rt.reads && wantsFrames(r), rt.sockets:
+		return passBytes
 	case rt.reads:
 		n = readBytes
 		if most, err := strconv.ParseInt(r.URL.Query().Get("max_bytes"), 10, 64); err == nil && most > 0 {

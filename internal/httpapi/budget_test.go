@@ -5,11 +5,57 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stockade-run/stockade/internal/api"
 	"github.com/stockade-run/stockade/internal/errdefs"
 	"github.com/stockade-run/stockade/internal/wire"
 )
+
+// What passes through is bounded too, and a relay job's payload while it is here.
+func TestWhatPassesThroughIsInTheBudget(t *testing.T) {
+	t.Parallel()
+	r := waiting(t, time.Hour)
+	r.h.budget.most = 2 * passBytes
+	r.follow("workspace")
+	r.dialAs("workspace", "")
+	for name, ask := range map[string]func() (*http.Response, []byte){
+		"frames": func() (*http.Response, []byte) { return r.do("GET", logPath, "run", nil, "Accept: "+wire.FramesType) },
+		"files": func() (*http.Response, []byte) {
+			return r.do("PUT", "/v1/boxes/box_x/files", "workspace", strings.NewReader("x"))
+		},
+		"a job": func() (*http.Response, []byte) {
+			return r.do("POST", "/v1/relay/jobs", "workspace", strings.NewReader(relayBody))
+		},
+	} {
+		resp, b := ask()
+		if p := r.problem(resp, b, 429, errdefs.Exhausted); !strings.Contains(p.Detail, "131072") {
+			t.Errorf("%s: %+v", name, p)
+		}
+	}
+
+	// A job that was sent is the relay's.
+	r.h.budget.mu.Lock()
+	r.h.budget.most += requestBytes + int64(len(relayBody))
+	r.h.budget.mu.Unlock()
+	job := newFakeJob()
+	job.endless = true
+	r.relay.run = func(api.RelayJobRequest) RelayJob { return job }
+	for range 2 {
+		ctx, leave := context.WithCancel(t.Context())
+		defer leave()
+		req, _ := http.NewRequestWithContext(ctx, "POST", r.server.URL+"/v1/relay/jobs", strings.NewReader(relayBody))
+		req.Header.Set("Authorization", "Bearer workspace")
+		resp, err := r.server.Client().Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		if resp.StatusCode != 200 {
+			t.Errorf("a job beside one that was sent: %s", resp.Status)
+		}
+	}
+}
 
 // One workspace cannot take the memory of all; what it took comes back.
 func TestTheBudgetOfAWorkspace(t *testing.T) {

@@ -210,8 +210,8 @@ func (h *Handler) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 		end(w.code())
 	}()
 	defer func() {
-		if w.over != nil {
-			w.over()
+		if w.hold != nil {
+			w.hold.give()
 		}
 	}()
 	head := w.Header()
@@ -284,7 +284,7 @@ func (h *Handler) admit(w *recorder, r *http.Request, rt *route, mismatch *failu
 		if err := h.budget.take(who, n); err != nil {
 			return nil, err
 		}
-		w.over = func() { h.budget.give(who, n) }
+		w.hold = &hold{&h.budget, who, n}
 		ctx := context.WithValue(r.Context(), keyCredential, credential)
 		r = r.WithContext(context.WithValue(ctx, keyPrincipal, p))
 	}
@@ -442,7 +442,7 @@ type recorder struct {
 	wrote   bool
 	status  int
 	renewed time.Time
-	over    func() // to be called at the end, if set
+	hold    *hold // given back at the end, if set
 }
 
 func (w *recorder) WriteHeader(code int) {

@@ -237,6 +237,10 @@ func (h *Handler) runRelayJob(w http.ResponseWriter, r *http.Request, relay Rela
 	// Whatever happens below, a panic included, the job is settled before the
 	// request is over. Leaving twice is leaving once.
 	defer func() { _, _ = job.Leave(ctx, "the request ended") }()
+	req.Payload = nil // it was sent, and is not held here for the hours the job may take
+	if rec, ok := w.(*recorder); ok && rec.hold != nil {
+		rec.hold.give()
+	}
 	return h.sendRelayJob(ctx, w, r, job, sse)
 }
 
