@@ -119,8 +119,8 @@ func (b *Broker) createRun(ctx context.Context, p authz.Principal, req api.RunRe
 		b.abandon(ctx, run)
 		return out, false, err
 	}
-	shown, err := b.run(ctx, run)
-	return api.RunCreated{Run: shown, Token: token}, false, err
+	// From here on nothing may fail: a run whose token nobody sees would keep its box.
+	return api.RunCreated{Run: b.runOf(run), Token: token}, false, nil
 }
 
 // runDetail is what the audit record says of a run.
@@ -190,7 +190,8 @@ func (b *Broker) Runs(ctx context.Context, p authz.Principal, page store.Page) (
 	return out, nil
 }
 
-func (b *Broker) run(ctx context.Context, r store.Run) (api.Run, error) {
+// runOf is a run as it is shown, without the count of its processes.
+func (b *Broker) runOf(r store.Run) api.Run {
 	out := api.Run{ID: r.ID, Workspace: r.Workspace, Box: r.Box, State: r.State, AutoFinish: r.AutoFinish, Installation: r.Installation, CreatedAt: r.Created, ExpiresAt: r.Expires, FinishedAt: r.Finished}
 	routes := b.routesOf(r.ID)
 	for _, m := range r.Models {
@@ -200,6 +201,11 @@ func (b *Broker) run(ctx context.Context, r store.Run) (api.Run, error) {
 		}
 		out.Models = append(out.Models, route)
 	}
+	return out
+}
+
+func (b *Broker) run(ctx context.Context, r store.Run) (api.Run, error) {
+	out := b.runOf(r)
 	if r.State != api.RunFinished {
 		live, err := b.cfg.Store.Processes(ctx, authz.Scope{Workspace: r.Workspace, Run: r.ID}, store.ProcessFilter{Live: true, NoSpec: true, Page: store.Page{Limit: 1000}})
 		if err != nil {
@@ -374,7 +380,7 @@ func (b *Broker) over(ctx context.Context, run store.Run) bool {
 	}
 	scope := authz.Scope{Workspace: run.Workspace, Run: run.ID}
 	count := func(live bool) int {
-		recs, err := b.cfg.Store.Processes(ctx, scope, store.ProcessFilter{Live: live, Page: store.Page{Limit: 1}})
+		recs, err := b.cfg.Store.Processes(ctx, scope, store.ProcessFilter{Live: live, NoSpec: true, Page: store.Page{Limit: 1}})
 		if err != nil {
 			return -1 // looked at again by the next sweep
 		}
