@@ -79,7 +79,8 @@ func (s *Service) PutFiles(ctx context.Context, p authz.Principal, id, at string
 }
 
 // GetFiles writes the file or directory at, named as for PutFiles, to w as a
-// tar. An archive that is whole ends with tar's end marker.
+// tar whose names begin with its last element, or with "/." at its end with what is in it. A
+// whole archive ends with tar's end marker.
 func (s *Service) GetFiles(ctx context.Context, p authz.Principal, id, at string, w io.Writer) error {
 	b, h, err := s.at(ctx, p, authz.BoxFilesGet, id, at)
 	if err != nil {
@@ -89,7 +90,11 @@ func (s *Service) GetFiles(ctx context.Context, p authz.Principal, id, at string
 		return err
 	}
 	out := &boundedWriter{w: w, left: s.cfg.Limits.Files, limit: s.cfg.Limits.Files}
-	err = h.GetFiles(ctx, b.ID, insidePath(at), out)
+	inside := insidePath(at)
+	if strings.HasSuffix(at, "/.") { // the content of a directory, as the host has it
+		inside += "/."
+	}
+	err = h.GetFiles(ctx, b.ID, inside, out)
 	if out.err != nil {
 		return out.err
 	}

@@ -134,8 +134,9 @@ func (a *app) boxCpCommand() *cobra.Command {
 part of it, or reuse key; PATH lies below /workspace or /home/agent, and a relative one below /workspace.
 The other side is a path here, or "-" for a tar stream on standard input or output.
 
-What is copied keeps its name below the directory DST, which is made if it is missing. A trailing
-"/." on SRC copies the directory's content instead. Links stay links; owners become the box's.`,
+A directory keeps its name below the directory DST, which is made if it is missing; a trailing "/."
+on SRC copies its content instead. A file is copied into DST if that is a directory or ends in "/",
+else under that name. Links stay links; owners become the box's.`,
 		Example: "  stockade box cp ./repo/. dev:/workspace\n  stockade box cp dev:/workspace/report.txt .\n  tar -c src | stockade box cp - dev:",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			srcBox, srcPath, fromBox := splitBoxPath(args[0])

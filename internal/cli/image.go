@@ -98,7 +98,7 @@ func (a *app) imageTar(ctx context.Context, path string) (io.ReadCloser, error) 
 	if _, err := os.Stat(filepath.Join(path, "oci-layout")); err != nil {
 		return nil, errdefs.New(errdefs.Invalid, "%s is not an OCI image layout: it has no file oci-layout", path)
 	}
-	return tarOf(ctx, strings.TrimRight(path, "/")+"/.")
+	return tarOf(ctx, strings.TrimRight(path, "/")+"/.", "")
 }
 
 func (a *app) showImages(images []api.Image) error {

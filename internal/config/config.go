@@ -51,9 +51,12 @@ type Config struct {
 		MaxPerTarget    int           `koanf:"max_per_target" doc:"Boxes at a time on one target."`
 		MaxPerWorkspace int           `koanf:"max_per_workspace" doc:"Boxes at a time of one workspace."`
 		Idle            time.Duration `koanf:"idle" doc:"A box without process, run or fence is removed after so long."`
-		CPUMillis       int64         `koanf:"cpu_millis" doc:"Processor share of a box; 1000 is one processor."`
-		MemoryBytes     int64         `koanf:"memory_bytes" doc:"Memory of a box."`
-		Pids            int64         `koanf:"pids" doc:"Processes and threads of a box."`
+		CPUMillis       int64         `koanf:"cpu_millis" doc:"Processor share of a box whose request names none; 1000 is one processor."`
+		MemoryBytes     int64         `koanf:"memory_bytes" doc:"Memory of a box whose request names none."`
+		Pids            int64         `koanf:"pids" doc:"Processes and threads of a box whose request names none."`
+		MaxCPUMillis    int64         `koanf:"max_cpu_millis" doc:"Most processor share a request may ask for; never less than a box gets by itself."`
+		MaxMemoryBytes  int64         `koanf:"max_memory_bytes" doc:"Most memory a request may ask for; never less than a box gets by itself."`
+		MaxPids         int64         `koanf:"max_pids" doc:"Most processes and threads a request may ask for; never less than a box gets by itself."`
 	} `koanf:"box"`
 
 	Run struct {
@@ -118,6 +121,7 @@ func Default() Config {
 	c.Box.MaxPerTarget, c.Box.MaxPerWorkspace = 64, 32
 	c.Box.Idle = 30 * time.Minute
 	c.Box.CPUMillis, c.Box.MemoryBytes, c.Box.Pids = 2000, 2<<30, 1024
+	c.Box.MaxCPUMillis, c.Box.MaxMemoryBytes, c.Box.MaxPids = 64_000, 64<<30, 32768
 	c.Run.TTL, c.Run.MaxPerWorkspace = 24*time.Hour, 1000
 	c.Process.MaxPerRun, c.Process.MaxPerWorkspace = 256, 1024
 	c.Process.Deadline = 24 * time.Hour
@@ -185,6 +189,10 @@ func (c *Config) Validate() error {
 	}{
 		{"box.max_per_target", int64(c.Box.MaxPerTarget), 1, 10000},
 		{"box.max_per_workspace", int64(c.Box.MaxPerWorkspace), 1, 10000},
+		// The kernel refuses quotas of 2^44 ns, which are 175 million millis, and pids beyond PID_MAX_LIMIT.
+		{"box.max_cpu_millis", c.Box.MaxCPUMillis, 10, 1_000_000},
+		{"box.max_memory_bytes", c.Box.MaxMemoryBytes, 16 << 20, 1 << 45},
+		{"box.max_pids", c.Box.MaxPids, api.MinPids, 1 << 22},
 		{"box.cpu_millis", c.Box.CPUMillis, 10, 1_000_000},
 		{"box.memory_bytes", c.Box.MemoryBytes, 16 << 20, 1 << 45},
 		{"box.pids", c.Box.Pids, api.MinPids, 1 << 22},

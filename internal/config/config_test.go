@@ -42,6 +42,7 @@ func TestEverySettingThreeWays(t *testing.T) {
 	special := map[string][3]string{
 		"log.level": {"debug", "warn", "error"}, "log.format": {"json", "text", "json"},
 		"host.socket": {"/a", "/b", "/c"}, "box.cpu_millis": {"100", "101", "102"}, "box.pids": {"100", "101", "102"},
+		"box.max_cpu_millis": {"100", "101", "102"}, "box.max_pids": {"100", "101", "102"},
 		"relay.profile": {"dedicated", "shared", "dedicated"}, "relay.message_bytes": {"65537", "65538", "65539"},
 		"relay.hello_timeout":  {"1s", "2s", "3s"},
 		"relay.cancel_timeout": {"1s", "2s", "3s"},

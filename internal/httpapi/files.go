@@ -50,7 +50,7 @@ func (h *Handler) registerFiles(b *builder) {
 
 	op, rt = b.operation(spec{id: "get-files", method: http.MethodGet, path: filesPath, action: authz.BoxFilesGet, tag: "boxes",
 		summary:     "Get files out of a box",
-		description: "Packs path, a file or a directory, as a tar stream. An answer that breaks off, also after 200, lacks the end-of-archive marker.",
+		description: "Packs path, a file or a directory, as a tar stream whose names begin with its last element; with a path that ends in /. they are relative to that directory. An answer that breaks off, also after 200, lacks the end-of-archive marker.",
 		errors:      []errdefs.Code{errdefs.NotFound, errdefs.Conflict, errdefs.Exhausted}})
 	op.Parameters = []*huma.Param{pathParam("id", "The box's id."), path}
 	op.Responses["200"] = &huma.Response{Description: "A tar stream.", Content: binaryBody(tarMedia, "A tar stream.")}

@@ -254,6 +254,8 @@ func boxLimits(c config.Config) box.Limits {
 	return box.Limits{
 		PerTarget: c.Box.MaxPerTarget, PerWorkspace: c.Box.MaxPerWorkspace, Idle: c.Box.Idle,
 		Default: api.BoxLimits{CPUMillis: c.Box.CPUMillis, MemoryBytes: c.Box.MemoryBytes, Pids: c.Box.Pids},
+		Max: api.BoxLimits{CPUMillis: max(c.Box.CPUMillis, c.Box.MaxCPUMillis), MemoryBytes: max(c.Box.MemoryBytes, c.Box.MaxMemoryBytes),
+			Pids: max(c.Box.Pids, c.Box.MaxPids)},
 	}
 }
 
