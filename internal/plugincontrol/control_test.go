@@ -170,6 +170,44 @@ func TestLangBotConnectsAnewMeanwhile(t *testing.T) {
 	}
 }
 
+// TestLangBotIsGoneAndSomethingStillRuns: what a plugin asks waits for LangBot to come
+// back, though the connection that has ended still has an action that does not end.
+func TestLangBotIsGoneAndSomethingStillRuns(t *testing.T) {
+	t.Parallel()
+	p := plugin("p", 0, KindTool)
+	entered, release := make(chan struct{}), make(chan struct{})
+	p.answer = func(context.Context, string, json.RawMessage) (string, error) {
+		close(entered)
+		<-release
+		return `{}`, nil
+	}
+	s := open(t, pluginwire.ProfileOSS, p)
+	l := s.ready(t)
+	old, err := s.link.current(t.Context(), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		_, _ = l.ask(t, pluginwire.ActionCallTool, `{"tool_name":"p-Tool","tool_parameters":{},"session":{},"query_id":1}`)
+	}()
+	<-entered
+	l.Close(nil)
+	<-old.conn.Done()
+	if s.link.Connected() {
+		t.Error("LangBot is connected after its connection ended")
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := s.link.Call(ctx, "get_bots", struct{}{}, binding, 0); !errors.Is(err, context.Canceled) {
+		t.Errorf("it did not wait for LangBot: %v", err)
+	}
+	s.ready(t)
+	if _, err := s.link.Call(t.Context(), "get_bots", struct{}{}, binding, 0); err == nil || !strings.Contains(err.Error(), "Action get_bots not found") {
+		t.Errorf("it did not reach LangBot: %v", err)
+	}
+	close(release)
+}
+
 // TestPageThatFails: the page hears the plugin's own words.
 func TestPageThatFails(t *testing.T) {
 	t.Parallel()

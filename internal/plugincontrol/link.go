@@ -65,7 +65,13 @@ func (l *Link) wake() {
 func (l *Link) Connected() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.active != nil && l.active.configured.Load()
+	return l.active.answers()
+}
+
+// answers reports whether LangBot is there and has said who it is. A connection that has
+// ended stays the active one until all that it had in flight has ended, too.
+func (s *session) answers() bool {
+	return s != nil && s.configured.Load() && s.conn.Err() == nil
 }
 
 // current returns the session that calls go to. It waits a little for LangBot to
@@ -80,7 +86,7 @@ func (l *Link) current(ctx context.Context, timeout time.Duration) (*session, er
 		l.mu.Lock()
 		s, changed := l.active, l.changed
 		l.mu.Unlock()
-		if s != nil && s.configured.Load() {
+		if s.answers() {
 			return s, nil
 		}
 		if timer == nil {

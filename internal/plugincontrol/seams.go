@@ -85,7 +85,7 @@ type Legacy interface {
 // InstallRequest is a plugin to install below data/plugins.
 type InstallRequest struct {
 	Scope  pluginwire.Context
-	Source string // local, github, marketplace or debug
+	Source string // local, github or marketplace
 	// Info is install_info without keys that look like a scope and without plugin_file_key.
 	Info json.RawMessage
 	// Package is the archive, for the sources local and github.

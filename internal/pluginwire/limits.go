@@ -8,7 +8,8 @@ const (
 	// MaxMessage is the largest message, either way. A sender refuses a larger one
 	// before it is sent; a receiver closes the connection.
 	MaxMessage = 16 << 20
-	// MaxFragments is how many lines or WebSocket frames one message may take.
+	// MaxFragments is how many lines one message may take. The frames of a WebSocket are
+	// not counted: they are bounded by MaxMessage.
 	MaxFragments = 4096
 	// StdioInline is the largest message that is sent as one plain line.
 	StdioInline = 16 << 10
