@@ -68,8 +68,7 @@ func (s *Service) Acquire(ctx context.Context, p authz.Principal, req api.BoxReq
 			return api.Box{}, err
 		}
 	} else {
-		kept.Used = now()
-		if err := s.cfg.Store.TouchBox(ctx, kept.ID, kept.Used); err != nil {
+		if kept, err = s.reuse(ctx, kept.ID); err != nil {
 			return api.Box{}, err
 		}
 	}
@@ -235,6 +234,29 @@ func (s *Service) ready(ctx context.Context, b store.Box, mine bool) (store.Box,
 	return b, nil
 }
 
+// reuse begins the idle time of a ready box anew. It takes the box's turn, as the
+// reaper does: what is handed out is not about to be removed for having been idle.
+func (s *Service) reuse(ctx context.Context, id string) (store.Box, error) {
+	free, err := s.take(ctx, id)
+	if err != nil {
+		return store.Box{}, err
+	}
+	defer free()
+	b, err := s.touched(ctx, id)
+	if err == nil && b.State != api.BoxReady || errdefs.Is(err, errdefs.NotFound) {
+		err = errdefs.New(errdefs.Conflict, "the box %s is being removed", id).WithNext("try again in a moment")
+	}
+	return b, err
+}
+
+// touched records the use of a box and returns it.
+func (s *Service) touched(ctx context.Context, id string) (store.Box, error) {
+	if err := s.cfg.Store.TouchBox(ctx, id, now()); err != nil {
+		return store.Box{}, err
+	}
+	return s.cfg.Store.Box(ctx, everything(), id)
+}
+
 // discard takes out a box that was never ready. What fails is left to the sweep.
 func (s *Service) discard(ctx context.Context, h Host, b store.Box) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), hostTime)
@@ -299,8 +321,11 @@ func (s *Service) sweep(ctx context.Context) {
 		return
 	}
 	for _, b := range idle {
-		if err := s.remove(ctx, b); err != nil {
+		removed, err := s.reap(ctx, b)
+		if err != nil {
 			s.complain(ctx, "an idle box was not removed", err, "box", b.ID)
+		}
+		if !removed {
 			continue
 		}
 		s.log.Info("an idle box was removed", "box", b.ID, "workspace", b.Workspace)
@@ -308,6 +333,60 @@ func (s *Service) sweep(ctx context.Context) {
 			s.complain(ctx, "the removal of an idle box was not audited", err, "box", b.ID)
 		}
 	}
+}
+
+// reap removes a box that was found idle, unless it has been used since, or files
+// go in or out.
+func (s *Service) reap(ctx context.Context, found store.Box) (removed bool, err error) {
+	free, err := s.take(ctx, found.ID)
+	if err != nil {
+		return false, err
+	}
+	defer free()
+	s.mu.Lock()
+	used := s.using[found.ID] > 0
+	s.mu.Unlock()
+	if used {
+		return false, nil
+	}
+	b, err := s.cfg.Store.Box(ctx, everything(), found.ID)
+	if errdefs.Is(err, errdefs.NotFound) || err == nil && (b.State != api.BoxReady || !b.Used.Equal(found.Used)) {
+		return false, nil
+	}
+	if err == nil {
+		err = s.cfg.Store.SetBoxState(ctx, b.ID, api.BoxRemoving)
+	}
+	if err == nil {
+		err = s.takeOff(ctx, b)
+	}
+	return err == nil, err
+}
+
+// maxDrift is how much more may pass on the machine's clock than has passed.
+const maxDrift = 10 * time.Second
+
+// jumped reports whether the machine's clock was set forward: on it more has passed
+// than in truth.
+func jumped(onClock, inTruth time.Duration) bool { return onClock-inTruth > maxDrift }
+
+// startIdleAnew lets the idle time of every box begin now, because the clock it is
+// counted by was set, and would make all of them idle for long.
+func (s *Service) startIdleAnew(ctx context.Context) error {
+	s.log.Warn("the machine's clock was set forward or stood still: the idle time of every box begins anew")
+	// All that could ever be idle. What is in use is touched at the end of that.
+	boxes, err := s.cfg.Store.IdleBoxes(ctx, now().Add(2*s.cfg.Limits.MaxIdle))
+	for _, b := range boxes {
+		if err == nil {
+			err = s.cfg.Store.TouchBox(ctx, b.ID, now())
+		}
+		if errdefs.Is(err, errdefs.NotFound) {
+			err = nil
+		}
+	}
+	if err != nil {
+		s.complain(ctx, "the idle time of boxes could not begin anew", err)
+	}
+	return err
 }
 
 func (s *Service) complain(ctx context.Context, what string, err error, args ...any) {

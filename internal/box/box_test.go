@@ -367,6 +367,70 @@ func TestIdleBoxesAreReaped(t *testing.T) {
 	})
 }
 
+// Files may take longer than a box may be idle, and are then still there.
+func TestABoxIsNotIdleWhileFilesGoIn(t *testing.T) {
+	t.Parallel()
+	inBubble(t, Limits{}, func(r *rig) {
+		box := r.acquire(api.BoxRequest{IdleMillis: 60_000})
+		in, out := io.Pipe()
+		done := make(chan error)
+		go func() { done <- r.s.PutFiles(r.ctx, r.key, box.ID, "", in) }()
+		time.Sleep(10 * time.Minute)
+		r.ok(out.Close())
+		r.ok(<-done)
+		time.Sleep(50 * time.Second) // idle from the end on
+		if !r.host.has(box.ID) {
+			r.t.Fatal("reaped while it was used")
+		}
+		time.Sleep(time.Minute)
+		if r.host.has(box.ID) {
+			r.t.Fatal("never reaped")
+		}
+	})
+}
+
+// A clock that is set forward makes no box idle.
+func TestAClockThatJumps(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		clock, truth time.Duration
+		want         bool
+	}{
+		{30 * time.Second, 30 * time.Second, false}, {31 * time.Second, 30 * time.Second, false},
+		{time.Hour, 30 * time.Second, true}, {-time.Hour, 30 * time.Second, false}, {8 * time.Hour, time.Millisecond, true},
+	} {
+		if jumped(c.clock, c.truth) != c.want {
+			t.Errorf("%+v", c)
+		}
+	}
+	inBubble(t, Limits{}, func(r *rig) {
+		box := r.acquire(api.BoxRequest{IdleMillis: 60_000})
+		time.Sleep(50 * time.Second)
+		r.ok(r.s.startIdleAnew(r.ctx))
+		time.Sleep(50 * time.Second)
+		if !r.host.has(box.ID) {
+			r.t.Error("reaped although its idle time began anew")
+		}
+	})
+}
+
+// What was used again, or is being removed, since it was found idle stays.
+func TestReapLooksAgain(t *testing.T) {
+	t.Parallel()
+	inBubble(t, Limits{}, func(r *rig) {
+		box := r.acquire(api.BoxRequest{Key: "k", IdleMillis: 60_000})
+		found, err := r.st.Box(r.ctx, everything(), box.ID)
+		r.ok(err)
+		time.Sleep(time.Second)
+		if again := r.acquire(api.BoxRequest{Key: "k"}); again.ID != box.ID {
+			r.t.Fatal("another box")
+		}
+		if removed, err := r.s.reap(r.ctx, found); removed || err != nil || !r.host.has(box.ID) {
+			r.t.Errorf("removed %v, %v", removed, err)
+		}
+	})
+}
+
 func TestCapacity(t *testing.T) {
 	t.Parallel()
 	inBubble(t, Limits{PerWorkspace: 2, PerTarget: 3}, func(r *rig) {

@@ -14,20 +14,50 @@ import (
 	"github.com/stockade-run/stockade/internal/wire"
 )
 
-// at returns a ready box and its host.
-func (s *Service) at(ctx context.Context, p authz.Principal, action authz.Action, id, where string) (store.Box, Host, error) {
-	b, err := s.find(ctx, p, action, id)
-	if err != nil {
-		return b, nil, err
+// at returns a ready box and its host, and keeps the box from being found idle
+// until done is called, once.
+func (s *Service) at(ctx context.Context, p authz.Principal, action authz.Action, id, where string) (b store.Box, h Host, done func(), err error) {
+	notReady := func() error {
+		return errdefs.New(errdefs.Conflict, "the box %s is %s", b.ID, b.State).WithNext("acquire it first")
+	}
+	if b, err = s.find(ctx, p, action, id); err != nil {
+		return b, nil, nil, err
 	}
 	if err := checkPath(where); err != nil {
-		return b, nil, err
+		return b, nil, nil, err
 	}
 	if b.State != api.BoxReady {
-		return b, nil, errdefs.New(errdefs.Conflict, "the box %s is %s", b.ID, b.State).WithNext("acquire it first")
+		return b, nil, nil, notReady()
 	}
-	h, err := s.cfg.Hosts(b.Target)
-	return b, h, err
+	if h, err = s.cfg.Hosts(b.Target); err != nil {
+		return b, nil, nil, err
+	}
+	free, err := s.take(ctx, b.ID)
+	if err != nil {
+		return b, nil, nil, err
+	}
+	defer free()
+	if b, err = s.touched(ctx, b.ID); err != nil {
+		return b, nil, nil, err
+	}
+	if b.State != api.BoxReady { // while its turn was waited for
+		return b, nil, nil, notReady()
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.using[b.ID]++
+	return b, h, func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), hostTime)
+		defer cancel()
+		if err := s.cfg.Store.TouchBox(ctx, b.ID, now()); err != nil && !errdefs.Is(err, errdefs.NotFound) {
+			s.complain(ctx, "the use of a box was not recorded", err, "box", b.ID)
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.using[b.ID]--; s.using[b.ID] == 0 {
+			delete(s.using, b.ID)
+		}
+	}, nil
 }
 
 // workspaceDir is where the workspace is, as seen inside a box.
@@ -63,13 +93,11 @@ func checkPath(p string) error {
 // of the files may have been written. More than Limits.Files bytes are refused
 // (exhausted).
 func (s *Service) PutFiles(ctx context.Context, p authz.Principal, id, at string, tar io.Reader) error {
-	b, h, err := s.at(ctx, p, authz.BoxFilesPut, id, at)
+	b, h, done, err := s.at(ctx, p, authz.BoxFilesPut, id, at)
 	if err != nil {
 		return err
 	}
-	if err := s.cfg.Store.TouchBox(ctx, b.ID, now()); err != nil {
-		return err
-	}
+	defer done()
 	in := &bounded{r: tar, left: s.cfg.Limits.Files, limit: s.cfg.Limits.Files, what: "the archive of files"}
 	err = h.PutFiles(ctx, b.ID, insidePath(at), in)
 	if in.err != nil {
@@ -82,13 +110,11 @@ func (s *Service) PutFiles(ctx context.Context, p authz.Principal, id, at string
 // tar whose names begin with its last element, or with "/." at its end with what is in it. A
 // whole archive ends with tar's end marker.
 func (s *Service) GetFiles(ctx context.Context, p authz.Principal, id, at string, w io.Writer) error {
-	b, h, err := s.at(ctx, p, authz.BoxFilesGet, id, at)
+	b, h, done, err := s.at(ctx, p, authz.BoxFilesGet, id, at)
 	if err != nil {
 		return err
 	}
-	if err := s.cfg.Store.TouchBox(ctx, b.ID, now()); err != nil {
-		return err
-	}
+	defer done()
 	out := &boundedWriter{w: w, left: s.cfg.Limits.Files, limit: s.cfg.Limits.Files}
 	inside := insidePath(at)
 	if strings.HasSuffix(at, "/.") { // the content of a directory, as the host has it

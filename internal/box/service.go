@@ -27,6 +27,7 @@ type Service struct {
 	turns turns.Turns // of boxes, by id
 
 	mu     sync.Mutex
+	using  map[string]int // transfers of files under way, by box
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
 }
@@ -37,7 +38,7 @@ func New(cfg Config) (*Service, error) {
 		return nil, err
 	}
 	cfg.Limits = cfg.Limits.withDefaults()
-	s := &Service{cfg: cfg, log: cfg.Logger}
+	s := &Service{cfg: cfg, log: cfg.Logger, using: map[string]int{}}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
 	}
@@ -55,8 +56,12 @@ func (s *Service) Start(ctx context.Context) error {
 	s.wg.Go(func() {
 		t := time.NewTicker(s.cfg.Limits.Sweep)
 		defer t.Stop()
-		for {
-			s.sweep(ctx)
+		for last := time.Now(); ; {
+			at := time.Now()
+			if !jumped(at.Round(0).Sub(last.Round(0)), at.Sub(last)) || s.startIdleAnew(ctx) == nil {
+				s.sweep(ctx)
+				last = at
+			}
 			select {
 			case <-t.C:
 			case <-ctx.Done():
