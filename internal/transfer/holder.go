@@ -29,7 +29,8 @@ type Holder struct {
 	coming map[string]*incoming // by key
 	buf    []byte               // of a chunk, while something comes: most holders wait
 
-	got map[string]held // by the name of the record; guarded by store.mu
+	got map[string]held            // by the name of the record; guarded by store.mu
+	own map[pluginwire.Context]int // files by owner, coming and got; guarded by store.mu
 }
 
 type held struct {
@@ -55,7 +56,7 @@ type incoming struct {
 // candidate or a registration still lives; its error is returned to the peer, and
 // a file of that context that is coming is dropped. It may be nil.
 func (s *Store) Holder(admit func(from pluginwire.Context) error) *Holder {
-	return &Holder{store: s, admit: admit, coming: map[string]*incoming{}, got: map[string]held{}}
+	return &Holder{store: s, admit: admit, coming: map[string]*incoming{}, got: map[string]held{}, own: map[pluginwire.Context]int{}}
 }
 
 // Chunk handles the data of one __file_chunk whose effective context is from. The
@@ -64,7 +65,8 @@ func (s *Store) Holder(admit func(from pluginwire.Context) error) *Holder {
 // a chunk cannot be written.
 //
 // Errors: Invalid (the data is no chunk; not the next one; the key is taken),
-// Exhausted (larger than MaxFileBytes, more than [MaxHeld] files, disk full),
+// Exhausted (larger than MaxFileBytes, more than [MaxHeld] files of the owner or
+// [MaxOfAll] of all, disk full),
 // Unavailable, and those of admit.
 func (h *Holder) Chunk(data json.RawMessage, from pluginwire.Context) error {
 	c, err := decodeChunk(data)
@@ -122,8 +124,8 @@ func (h *Holder) Chunk(data json.RawMessage, from pluginwire.Context) error {
 func (h *Holder) begin(c chunk, from pluginwire.Context) (*incoming, error) {
 	s := h.store
 	in := &incoming{owner: from, space: space(from), stage: ".payload-" + random() + ".tmp", amount: c.amount}
-	h.dropStalled()
-	if err := h.reserve(c.key); err != nil {
+	h.dropStalled(from)
+	if err := h.reserve(c.key, from); err != nil {
 		return nil, err
 	}
 	err := s.free(c.key, in.space)
@@ -151,17 +153,18 @@ func (h *Holder) begin(c chunk, from pluginwire.Context) (*incoming, error) {
 	}
 	s.mu.Lock()
 	delete(s.busy, c.key)
+	h.forgetLocked(from)
 	s.mu.Unlock()
 	return nil, diskError(err, "no file can be received")
 }
 
 // dropStalled makes room where there is none: a sender that has given up says nothing,
 // and its connection may live for weeks.
-func (h *Holder) dropStalled() {
+func (h *Holder) dropStalled(from pluginwire.Context) {
 	h.store.mu.Lock()
-	full := len(h.coming)+len(h.got) >= MaxHeld
+	err := h.roomLocked(from)
 	h.store.mu.Unlock()
-	if !full {
+	if err == nil {
 		return
 	}
 	for key, in := range h.coming {
@@ -171,19 +174,39 @@ func (h *Holder) dropStalled() {
 	}
 }
 
+// roomLocked reports whether one more file of an owner may come; store.mu is held.
+func (h *Holder) roomLocked(from pluginwire.Context) error {
+	switch {
+	case h.own[from] >= MaxHeld:
+		return errdefs.New(errdefs.Exhausted, "Active file transfer capacity reached: the connection holds %d files of this owner", MaxHeld).
+			WithNext("read and delete received files first").With("limit", "files of an owner")
+	case len(h.coming)+len(h.got) >= MaxOfAll:
+		return errdefs.New(errdefs.Exhausted, "Active file transfer capacity reached: the connection holds %d files", MaxOfAll).
+			WithNext("read and delete received files first").With("limit", "files of a connection")
+	}
+	return nil
+}
+
+// forgetLocked ends the count of one file; store.mu is held.
+func (h *Holder) forgetLocked(owner pluginwire.Context) {
+	if h.own[owner]--; h.own[owner] == 0 {
+		delete(h.own, owner)
+	}
+}
+
 // reserve takes the key for this holder, if it may have one more.
-func (h *Holder) reserve(key string) error {
+func (h *Holder) reserve(key string, from pluginwire.Context) error {
 	s := h.store
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.busy[key] != nil {
 		return errCapability()
 	}
-	if len(h.coming)+len(h.got) >= MaxHeld {
-		return errdefs.New(errdefs.Exhausted, "Active file transfer capacity reached: the connection holds %d files", MaxHeld).
-			WithNext("read and delete received files first").With("limit", "files of a connection")
+	if err := h.roomLocked(from); err != nil {
+		return err
 	}
 	s.busy[key] = h
+	h.own[from]++
 	return nil
 }
 
@@ -303,6 +326,7 @@ func (h *Holder) drop(key string, in *incoming) {
 	delete(h.coming, key)
 	s.mu.Lock()
 	delete(s.busy, key)
+	h.forgetLocked(in.owner)
 	s.mu.Unlock()
 }
 
@@ -373,7 +397,7 @@ func (s *Store) removeAll(files []held) error {
 	return errors.Join(errs...)
 }
 
-// Held tells how many files come or came and are not deleted, at most [MaxHeld].
+// Held tells how many files come or came and are not deleted, at most [MaxOfAll].
 func (h *Holder) Held() int {
 	h.mu.Lock()
 	defer h.mu.Unlock()

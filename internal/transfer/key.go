@@ -17,11 +17,13 @@ const (
 	ChunkBytes = 16 << 10
 	// chunkText is the longest text of a chunk in base64.
 	chunkText = 21848
-	// MaxHeld is how many files a [Holder] has at once: those that come, and those
-	// that came and are not deleted.
+	// MaxHeld is how many files of one owner a [Holder] has at once: those that come,
+	// and those that came and are not deleted. One slot of a pool fills up no other's.
 	MaxHeld = 128
+	// MaxOfAll is how many a Holder has of all owners together. Ours.
+	MaxOfAll = 1024
 	// Stalled is how long a file that comes may stand still before it is dropped for
-	// another, where MaxHeld is reached. A peer gives a chunk up after 15 s. Ours.
+	// another, where a bound is reached. A peer gives a chunk up after 15 s. Ours.
 	Stalled = 2 * time.Minute
 
 	keyMark   = "ft1_" // of keys that are unguessable, so that their owner is found by the key alone

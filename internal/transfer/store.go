@@ -341,6 +341,7 @@ func (s *Store) remove(key string, f found) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if h := s.held[f.record]; h != nil {
+		h.forgetLocked(h.got[f.record].owner)
 		delete(h.got, f.record)
 		delete(s.held, f.record)
 	}

@@ -243,6 +243,25 @@ func TestTwoStoresNeverOverwrite(t *testing.T) {
 	}
 }
 
+// What all owners of a connection hold together is bounded too.
+func TestManyOwners(t *testing.T) {
+	t.Parallel()
+	s := open(t, t.TempDir(), 0)
+	h := s.Holder(nil)
+	for i := range MaxOfAll {
+		must(t, push(h, fmt.Sprint("k", i), nil, binding(fmt.Sprint("owner", i/MaxHeld), 1)))
+	}
+	err := push(h, "more", nil, slotA)
+	wantCode(t, "one more", err, errdefs.Exhausted)
+	if err == nil || !strings.Contains(err.Error(), fmt.Sprint(MaxOfAll)) {
+		t.Errorf("the limit is not named: %v", err)
+	}
+	must(t, h.Close())
+	if len(h.own) != 0 {
+		t.Errorf("%d owners are counted", len(h.own))
+	}
+}
+
 // Senders that gave up in the middle of a file do not fill a connection for ever.
 func TestStalledFilesMakeRoom(t *testing.T) {
 	t.Parallel()
@@ -296,6 +315,8 @@ func TestLimits(t *testing.T) {
 		t.Errorf("holds %d", h.Held())
 	}
 	wantCode(t, "one more", h.Chunk(message("more", 0, 1, nil), slotA), errdefs.Exhausted)
+	must(t, push(h, "sibling", nil, slotB)) // another owner on the same connection has its own
+	must(t, s.Delete("sibling", slotB))
 	other := s.Holder(nil)
 	must(t, push(other, "more", nil, slotA)) // another connection has its own
 	must(t, other.Close())
