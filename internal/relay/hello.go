@@ -161,10 +161,36 @@ func (l *link) greet() (reason string, err error) {
 	return h.admit(l, id), nil
 }
 
+// comeback is how long a hello waits for the end of the daemon's last connection. The
+// daemon knows of it first: it has the answer to its goodbye, or its program was killed,
+// before the hub's reader has come as far. A connected id is still never replaced.
+const comeback = 500 * time.Millisecond
+
 // admit registers the link, or says why not.
 func (h *Hub) admit(l *link, id string) (reason string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	late := time.NewTimer(h.comeback)
+	defer late.Stop()
+	for waits := true; waits && !h.stopping; {
+		t := h.targets[keyOf(id)]
+		if t == nil || t.step.Socket == 0 || t.step.Fenced {
+			break
+		}
+		changed := h.changed
+		h.mu.Unlock()
+		select {
+		case <-changed:
+		case <-late.C:
+			waits = false
+		}
+		h.mu.Lock()
+	}
+	return h.register(l, id)
+}
+
+// register is admit at its moment. Hub.mu is held.
+func (h *Hub) register(l *link, id string) (reason string) {
 	if h.stopping {
 		return relaywire.ReasonStopping
 	}

@@ -38,7 +38,8 @@ type Hub struct {
 
 	listen listener
 
-	clearing sync.Mutex // held by ClearFence; before mu
+	clearing sync.Mutex    // held by ClearFence; before mu
+	comeback time.Duration // comeback; not changed once daemons connect
 
 	mu        sync.Mutex
 	targets   map[string]*target // by key
@@ -96,6 +97,7 @@ func NewHub(cfg HubConfig) (*Hub, error) {
 		strangers: map[*link]bool{},
 		changed:   make(chan struct{}),
 		stopped:   make(chan struct{}),
+		comeback:  comeback,
 	}
 	if cfg.StateDir != "" {
 		var fences []Fence

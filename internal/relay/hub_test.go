@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/coder/websocket"
+
 	"github.com/stockade-run/stockade/internal/relaywire"
 )
 
@@ -182,6 +184,23 @@ func TestStopSettlesEveryJob(t *testing.T) {
 		}
 	}
 	stranger.closed()
+}
+
+// A daemon that has left may come back at once: it knows of the end of its connection
+// before the hub does.
+func TestDaemonComesBackAtOnce(t *testing.T) {
+	t.Parallel()
+	h, url := newHub(t, nil)
+	h.mu.Lock()
+	h.comeback = soon // on a machine however busy
+	h.mu.Unlock()
+	for i := range 1000 {
+		p := connect(t, url, "d")
+		if i%2 == 0 {
+			_ = p.ws.Close(websocket.StatusNormalClosure, "goodbye") // waits for the answer
+		}
+		p.close()
+	}
 }
 
 // A daemon that says hello to a hub that stops is told that, and not that it is fenced.
