@@ -136,5 +136,8 @@ func (t *Text) Add(text string) { t.all = append(t.all, text[:min(len(text), Max
 // Reset forgets the text: what follows is another message.
 func (t *Text) Reset() { t.all = t.all[:0] }
 
+// Empty reports whether there is none. It costs nothing, unlike String.
+func (t *Text) Empty() bool { return len(t.all) == 0 }
+
 // String is the text so far.
 func (t *Text) String() string { return string(t.all) }

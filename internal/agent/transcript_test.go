@@ -1,11 +1,13 @@
 package agent_test
 
 import (
+	"bytes"
 	"encoding/json"
 	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -216,4 +218,24 @@ func kindOf(t *testing.T, e json.RawMessage) string {
 		t.Fatalf("%s is no event: %v", e, err)
 	}
 	return m.Type
+}
+
+// A long answer costs what it is long, not the square of it: 2 MiB in lines that are no
+// events, which each begin another message.
+func TestManyMessagesAreCheap(t *testing.T) {
+	c, err := claude.New(json.RawMessage(`{"prompt":"x","config":{"streaming":false}}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Feed([]byte(`{"type":"system"}`))
+	line := bytes.Repeat([]byte("x"), 1<<10)
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	for range 2 << 10 {
+		c.Feed(line)
+	}
+	runtime.ReadMemStats(&after)
+	if n := (after.TotalAlloc - before.TotalAlloc) >> 20; n > 200 {
+		t.Errorf("%d MiB were allocated", n)
+	}
 }

@@ -232,7 +232,7 @@ func (c *codec) words(e event) []json.RawMessage {
 
 // say tells text, with an empty line between two messages.
 func (c *codec) say(t string) []json.RawMessage {
-	if c.text.String() != "" {
+	if !c.text.Empty() {
 		t = "\n\n" + t
 	}
 	if c.p.Config.Streaming.Off {
@@ -335,7 +335,7 @@ func (c *codec) Finish(e agent.Exit) []json.RawMessage {
 	case (e.Code != 0 || e.Signal != "") && !(e.Stopped && c.ended):
 		e.Stderr = joined(c.plain.String(), []string{e.Stderr})
 		f = agent.Exited("claude_code.process_failed", e, false)
-	case !c.spoke && c.plain.String() != "":
+	case !c.spoke && !c.plain.Empty():
 		f = &agent.Failure{Code: "claude_code.process_failed", Message: "Claude Code did not start its work: " + strings.TrimSpace(c.plain.String())}
 	case final == "":
 		f = &agent.Failure{Code: "claude_code.empty_response", Message: "Claude Code ended without an answer"}

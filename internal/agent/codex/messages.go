@@ -150,7 +150,7 @@ func (c *codec) piece(n note) agent.Step {
 
 // apart puts an empty line between two messages.
 func (c *codec) apart(t string) string {
-	if c.text.String() != "" {
+	if !c.text.Empty() {
 		return "\n\n" + t
 	}
 	return t
