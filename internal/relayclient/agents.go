@@ -52,7 +52,7 @@ type agents struct {
 	cfg     Config
 	limits  relaywire.Limits
 	log     *slog.Logger
-	private string // parent of the runs' private directories
+	private *scratch // parent of the runs' private directories
 	cgroup  string
 }
 
@@ -79,11 +79,11 @@ func newAgents(cfg Config, limits relaywire.Limits, cwd string, log *slog.Logger
 			return nil, errdefs.New(errdefs.Invalid, "the command %s cannot be allowed: give a name or an absolute path", name)
 		}
 	}
-	dir, err := os.MkdirTemp("", "stockade-relay-")
+	private, err := newScratch(log)
 	if err != nil {
-		return nil, errdefs.Wrap(err, errdefs.Unavailable, "no private directory can be made")
+		return nil, errdefs.Wrap(err, errdefs.Unavailable, "no private directory can be made: %v", err)
 	}
-	a := &agents{cfg: cfg, limits: limits, log: log, private: dir}
+	a := &agents{cfg: cfg, limits: limits, log: log, private: private}
 	if cfg.CgroupParent != "" {
 		a.cgroup = path.Join(cfg.CgroupParent, strconv.Itoa(os.Getpid()))
 	}
@@ -92,7 +92,7 @@ func newAgents(cfg Config, limits relaywire.Limits, cwd string, log *slog.Logger
 
 // close removes what is left when every job has ended.
 func (a *agents) close() {
-	if err := os.RemoveAll(a.private); err != nil {
+	if err := a.private.remove(); err != nil {
 		a.log.Warn("a private directory stays behind", "error", err)
 	}
 	if a.cgroup == "" {
@@ -100,13 +100,10 @@ func (a *agents) close() {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
-	for _, p := range []string{a.cgroup, a.cfg.CgroupParent} { // the parent only if nobody else is in it
-		if below, err := os.ReadDir(filepath.Join(cgroup.DefaultRoot, p)); p == a.cgroup || err != nil || len(below) == 0 {
-			if err := cgroup.New("", p).Remove(ctx); err != nil {
-				a.log.Debug("a control group stays behind", "error", err)
-			}
-		}
+	if err := cgroup.New("", a.cgroup).Remove(ctx); err != nil {
+		a.log.Debug("a control group stays behind", "error", err)
 	}
+	cgroup.New("", a.cfg.CgroupParent).RemoveUnused() // other clients may be in it
 }
 
 // Run runs one agent.
@@ -168,7 +165,7 @@ func (a *agents) prepare(jobID string, payload json.RawMessage, mcp MCP) (r *run
 	if r.codec, r.prefix, err = newCodec(payload); err != nil {
 		return r, err
 	}
-	if r.private, err = os.MkdirTemp(a.private, "run-"); err != nil { // mode 0700
+	if r.private, err = os.MkdirTemp(a.private.path, "run-"); err != nil { // mode 0700
 		return r, err
 	}
 	if r.launch, err = r.codec.Launch(agent.Host{Private: r.private, MCP: mcp.MCP}); err != nil {

@@ -1,9 +1,13 @@
 package relayclient
 
 import (
+	"errors"
+	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/stockade-run/stockade/internal/relay"
@@ -101,6 +105,65 @@ func TestNotAllowed(t *testing.T) {
 		got := events(t, runJob(t, h, relay.JobRequest{DaemonID: "own", Payload: []byte(bad)}))
 		if types(got) != "run.failed=agent_runtime.config_invalid" {
 			t.Errorf("%s: %s", bad, got)
+		}
+	}
+}
+
+// What a killed client left in the machine's temporary directory goes when the next one
+// starts, and nothing else does.
+func TestLeftScratchIsRemoved(t *testing.T) {
+	tmp := t.TempDir()
+	t.Setenv("TMPDIR", tmp)
+	log := slog.New(slog.DiscardHandler)
+	lives, err := newScratch(log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	left, elsewhere := filepath.Join(tmp, scratchPrefix+"left"), filepath.Join(tmp, "elsewhere")
+	for _, err := range []error{
+		os.MkdirAll(filepath.Join(left, "run-1"), 0o700), os.WriteFile(filepath.Join(left, "run-1", "mcp.json"), nil, 0o600),
+		os.Mkdir(elsewhere, 0o700), os.Symlink(elsewhere, filepath.Join(tmp, scratchPrefix+"link")),
+		os.WriteFile(filepath.Join(tmp, scratchPrefix+"file"), nil, 0o600),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	next, err := newScratch(log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(left); !errors.Is(err, fs.ErrNotExist) {
+		t.Error("it is still there")
+	}
+	for _, path := range []string{lives.path, next.path, elsewhere, filepath.Join(tmp, scratchPrefix+"file")} {
+		if _, err := os.Stat(path); err != nil {
+			t.Error(err)
+		}
+	}
+	// Many at once do not take each other's.
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for range 50 {
+				s, err := newScratch(log)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if _, err := os.Stat(s.path); err != nil {
+					t.Error(err)
+				}
+				if err := s.remove(); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	for _, s := range []*scratch{lives, next} {
+		if err := s.remove(); err != nil {
+			t.Error(err)
 		}
 	}
 }
