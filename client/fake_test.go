@@ -22,6 +22,7 @@ import (
 	"github.com/stockade-run/stockade/internal/broker"
 	"github.com/stockade-run/stockade/internal/errdefs"
 	"github.com/stockade-run/stockade/internal/httpapi"
+	"github.com/stockade-run/stockade/internal/need"
 	"github.com/stockade-run/stockade/internal/wire"
 )
 
@@ -336,7 +337,7 @@ type site struct {
 }
 
 func newSite(t testing.TB, w *world) *site {
-	s := &site{t: t, w: w, addr: "127.0.0.1:0"}
+	s := &site{t: t, w: w, addr: need.Loopback() + ":0"}
 	s.start()
 	t.Cleanup(s.stop)
 	return s

@@ -4,6 +4,7 @@ import (
 	"context"
 	_ "embed"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -216,7 +217,8 @@ func newRuntimeBed(ctx context.Context, cfg RuntimeConfig, path string, profile 
 	return b, nil
 }
 
-// twoPorts finds two free ports of loopback.
+// twoPorts finds two free ports. They are below those that the kernel gives to who
+// asks for any, so that nobody has them before the runtime listens.
 func twoPorts() (a, b string, err error) {
 	var ls []net.Listener
 	defer func() {
@@ -224,12 +226,13 @@ func twoPorts() (a, b string, err error) {
 			l.Close()
 		}
 	}()
-	for range 2 {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
+	for tries := 0; len(ls) < 2; tries++ {
+		l, err := net.Listen("tcp", fmt.Sprintf(":%d", 20000+rand.N(12000)))
+		if err == nil {
+			ls = append(ls, l)
+		} else if tries == 100 {
 			return "", "", errdefs.Wrap(err, errdefs.Unavailable, "no port is free: %v", err)
 		}
-		ls = append(ls, l)
 	}
 	port := func(l net.Listener) string { return strconv.Itoa(l.Addr().(*net.TCPAddr).Port) }
 	return port(ls[0]), port(ls[1]), nil

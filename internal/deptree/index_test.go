@@ -9,7 +9,6 @@ import (
 	"encoding/base64"
 	"encoding/hex"
 	"fmt"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"path"
@@ -139,15 +138,7 @@ func newIndex(t testing.TB, dists ...dist) *index {
 }
 
 // downIndex is the URL of an index that refuses connections.
-func downIndex(t testing.TB) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return "http://" + l.Addr().String() + "/simple/"
-}
+const downIndex = "http://127.0.0.1:1/simple/" // tcpmux, which nobody serves
 
 func (x *index) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	x.hits.Add(1)

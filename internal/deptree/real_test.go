@@ -131,7 +131,7 @@ func TestIndexTrouble(t *testing.T) {
 		timeout time.Duration
 		says    []string // "" for success
 	}{
-		"down":              {downIndex(t), 0, []string{"exit code"}},
+		"down":              {downIndex, 0, []string{"exit code"}},
 		"empty":             {newIndex(t).url, 0, []string{"exit code", "toy"}},
 		"wrong hash":        {newIndex(t, lie).url, 0, []string{"exit code"}},
 		"half a wheel":      {newIndex(t, damaged).url, 0, []string{"exit code"}},

@@ -24,6 +24,7 @@ import (
 	"github.com/stockade-run/stockade/internal/host/hosttest"
 	"github.com/stockade-run/stockade/internal/httpapi"
 	"github.com/stockade-run/stockade/internal/metrics"
+	"github.com/stockade-run/stockade/internal/need"
 	"github.com/stockade-run/stockade/internal/secret"
 	"github.com/stockade-run/stockade/internal/store/sqlite"
 	"github.com/stockade-run/stockade/internal/tenant"
@@ -55,7 +56,7 @@ func (d hostDriver) Ensure(ctx context.Context) error {
 func (d hostDriver) Dial(ctx context.Context) (net.Conn, error) { return d.h.Dial(ctx) }
 
 func newWhole(t testing.TB) *whole {
-	w := &whole{t: t, dir: t.TempDir(), addr: "127.0.0.1:0", host: hosttest.New(t)}
+	w := &whole{t: t, dir: t.TempDir(), addr: need.Loopback() + ":0", host: hosttest.New(t)}
 	w.start()
 	t.Cleanup(w.stop)
 	for file, c := range map[string]**client.Client{"default.key": &w.tenant, "admin.key": &w.admin} {

@@ -4,10 +4,13 @@
 package need
 
 import (
+	"fmt"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -141,6 +144,24 @@ func UV(t testing.TB) string {
 		missing(t, "this test needs uv beside the newest SDK: make setup-sdk")
 	}
 	return path
+}
+
+// Loopback returns an address of loopback that no other test has: what listens on it
+// can go away and come back to the same port, which nobody was given meanwhile.
+func Loopback() string {
+	return fmt.Sprintf("127.%d.%d.%d", rand.N(256), rand.N(256), 1+rand.N(254))
+}
+
+// Program writes a program that the test, or what it tests, then starts. Nothing is
+// forked while the file is open: a child would hold it open too until its own exec,
+// and a file that somebody writes to is not run (ETXTBSY).
+func Program(t testing.TB, path, content string) {
+	t.Helper()
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	if err := os.WriteFile(path, []byte(content), 0o755); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // Testdata returns the path of a file or directory below testdata/ of the checkout,

@@ -3,6 +3,7 @@ package pluginruntime
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -77,14 +78,19 @@ func genuineIn(t *testing.T, sdk, dir string, flags ...string) *live {
 		Plugin: "ws://127.0.0.1:" + strconv.Itoa(plugin) + "/plugin/debug/ws"}}
 }
 
+// freePort is a port below those that the kernel gives to who asks for any, so that
+// nobody has it before the runtime listens.
 func freePort(t *testing.T) int {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	for range 100 {
+		port := 20000 + rand.N(12000)
+		if l, err := net.Listen("tcp", ":"+strconv.Itoa(port)); err == nil {
+			l.Close()
+			return port
+		}
 	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port
+	t.Fatal("no port is free")
+	return 0
 }
 
 // differs names the cases in which the published runtime does not do what ours

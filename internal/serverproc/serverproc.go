@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -44,8 +45,9 @@ const startTime = time.Minute
 // New chooses the port. It starts nothing.
 func New(cfg Config) (*Server, error) {
 	if cfg.Listen == "" {
-		// A port that is free now; nobody else is told of it.
-		l, err := net.Listen("tcp4", "127.0.0.1:0")
+		// A port that is free now, and while the server is away too: on an address of
+		// its own, of the 16 million that loopback has, nobody else is given it.
+		l, err := net.Listen("tcp4", fmt.Sprintf("127.%d.%d.%d:0", rand.N(256), rand.N(256), 1+rand.N(254)))
 		if err != nil {
 			return nil, errdefs.Wrap(err, errdefs.Unavailable, "there is no free port: %v", err)
 		}
