@@ -88,9 +88,11 @@ func relayConnect(t *testing.T, bin string, as *syscall.Credential) {
 		}
 	}()
 	tokenFile, program := filepath.Join(work, "token"), filepath.Join(work, "stockade-host")
-	if b, err := os.ReadFile(filepath.Join(bin, "stockade-host")); err != nil || os.WriteFile(program, b, 0o755) != nil {
-		t.Fatal("the program cannot be copied", err)
+	b, err := os.ReadFile(filepath.Join(bin, "stockade-host"))
+	if err != nil {
+		t.Fatal(err)
 	}
+	need.Program(t, program, string(b))
 	if err := os.WriteFile(tokenFile, []byte(token+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -108,6 +110,7 @@ func relayConnect(t *testing.T, bin string, as *syscall.Credential) {
 		"--allow-workspace", work, "--allow-command", "/bin/sleep", "--cgroup-parent", group)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: as}
 	cmd.Dir = work
+	cmd.Env = append(os.Environ(), "TMPDIR="+work) // one that the other user may write to
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	// What somebody left open for this program is not the agents'.
@@ -127,7 +130,7 @@ func relayConnect(t *testing.T, bin string, as *syscall.Credential) {
 			t.Log(stderr.String())
 		}
 	}()
-	if err := hub.WaitForDaemon(t.Context(), "d", 20*time.Second); err != nil {
+	if err := hub.WaitForDaemon(t.Context(), "d", time.Minute); err != nil {
 		t.Fatal(err)
 	}
 	job := func() *relay.Job {
@@ -136,7 +139,7 @@ func relayConnect(t *testing.T, bin string, as *syscall.Credential) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for end := time.Now().Add(20 * time.Second); len(sleepers(work)) == 0; time.Sleep(5 * time.Millisecond) {
+		for end := time.Now().Add(time.Minute); len(sleepers(work)) == 0; time.Sleep(5 * time.Millisecond) {
 			if time.Now().After(end) {
 				t.Fatal("the agent does not start")
 			}
@@ -163,20 +166,12 @@ func relayConnect(t *testing.T, bin string, as *syscall.Credential) {
 	if left := sleepers(work); len(left) > 0 || len(hub.Fences()) > 0 {
 		t.Errorf("left %v, fences %v", left, hub.Fences())
 	}
-	if left, _ := filepath.Glob(os.TempDir() + "/stockade-relay-*"); as != nil && len(left) > 0 && owned(left[0], as.Uid) {
+	if left, _ := filepath.Glob(filepath.Join(work, "stockade-relay-*")); len(left) > 0 {
 		t.Errorf("private directories are left: %v", left)
 	}
 	if left, _ := filepath.Glob("/sys/fs/cgroup/*" + group); group != "" && len(left) > 0 {
 		t.Errorf("control groups are left: %v", left)
 	}
-}
-
-func owned(path string, uid uint32) bool {
-	info, err := os.Stat(path)
-	if err != nil {
-		return false
-	}
-	return info.Sys().(*syscall.Stat_t).Uid == uid
 }
 
 // sleepers lists what works in a directory and is no zombie.

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/stockade-run/stockade/internal/errdefs"
+	"github.com/stockade-run/stockade/internal/need"
 )
 
 // DE-05, DE-06, DE-07 and the table of requirement lines. want is what the
@@ -145,9 +146,7 @@ func TestInterpreterTrouble(t *testing.T) {
 		`echo '{"error":{"kind":"no_library"}}'`: "ensurepip",
 		`echo '{"error":{"kind":"other"}}'`:      "unknown reason",
 	} {
-		if err := os.WriteFile(script, []byte("#!/bin/sh\ncat >/dev/null\n"+body+"\n"), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		need.Program(t, script, "#!/bin/sh\ncat >/dev/null\n"+body+"\n")
 		s := openStore(t, Config{Install: &fake{}, Interp: Interpreter{Path: script, SDK: "1"}})
 		if _, err := s.Prepare(t.Context(), someArtifact, code(t, "a")); err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("%s: %v", body, err)

@@ -282,9 +282,7 @@ func TestFindRuntime(t *testing.T) {
 	// Only programs that answer are runtimes; the first that does is taken.
 	dir := t.TempDir()
 	for name, body := range map[string]string{"runc": "exit 1", "crun": "echo crun version 9.9; echo commit: x", "silent": "exit 0"} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+body+"\n"), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		need.Program(t, filepath.Join(dir, name), "#!/bin/sh\n"+body+"\n")
 	}
 	t.Setenv("PATH", dir)
 	if r, err := FindRuntime(""); err != nil || r.Name != "crun" || r.Version != "9.9" {

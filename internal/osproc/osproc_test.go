@@ -211,7 +211,8 @@ func TestAnotherUserIsNotConfirmed(t *testing.T) {
 	}
 	plain, setuid := filepath.Join(dir, "plain"), filepath.Join(dir, "setuid")
 	for name, mode := range map[string]uint32{plain: 0o755, setuid: 0o4755} {
-		if err := errors.Join(os.WriteFile(name, program, 0o755), os.Chown(name, 64321, 64321), unix.Chmod(name, mode), os.Chmod(dir, 0o755)); err != nil {
+		need.Program(t, name, string(program))
+		if err := errors.Join(os.Chown(name, 64321, 64321), unix.Chmod(name, mode), os.Chmod(dir, 0o755)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -251,7 +252,7 @@ func TestGroupProvesWithoutKeeper(t *testing.T) {
 	t.Parallel()
 	parent := fmt.Sprintf("/osproc-test-%d", os.Getpid())
 	t.Cleanup(func() {
-		ctx, cancel := detached(5 * time.Second)
+		ctx, cancel := detached(time.Minute)
 		defer cancel()
 		if err := cgroup.New("", parent).Remove(ctx); err != nil {
 			t.Error(err)
@@ -306,7 +307,7 @@ func TestCallerDies(t *testing.T) {
 // wait waits for a condition that is not under this test's control.
 func wait(t *testing.T, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(20 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(time.Minute); !ok(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal("it does not come true")
 		}

@@ -128,9 +128,7 @@ func TestWhatIsMissing(t *testing.T) {
 	dir := t.TempDir()
 	fake := func(name, body string) string {
 		p := filepath.Join(dir, name)
-		if err := os.WriteFile(p, []byte("#!/bin/sh\n"+body+"\n"), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		need.Program(t, p, "#!/bin/sh\n"+body+"\n")
 		return p
 	}
 	version := `[ "$1" = --version ] && { echo runc version 1.0; exit; }`
@@ -187,9 +185,7 @@ func TestPlugins(t *testing.T) {
 	pretend := func(name, sdk string) string {
 		path := filepath.Join(dir, name)
 		answer := `{"executable":"/venv/bin/python","prefix":"/venv","base_prefix":"/usr","version":"3.11","full_version":"3.11.7","cache_tag":"cpython-311","implementation":"cpython","import_root":"/venv/lib","sdk":"` + sdk + `"}`
-		if err := os.WriteFile(path, []byte("#!/bin/sh\necho '"+answer+"'\n"), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		need.Program(t, path, "#!/bin/sh\necho '"+answer+"'\n")
 		return path
 	}
 	boxes := []Check{ok("seccomp filter", "there")}

@@ -2,7 +2,6 @@ package python
 
 import (
 	"context"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -18,9 +17,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func pretend(t *testing.T, body string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "python3")
-	if err := os.WriteFile(path, []byte("#!/bin/sh\n"+body), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	need.Program(t, path, "#!/bin/sh\n"+body)
 	return path
 }
 

@@ -148,9 +148,7 @@ func jailed(t *testing.T, r rig, script string, more ...string) (string, error) 
 	t.Helper()
 	i := r.box.cfg.Interp
 	fake := filepath.Join(i.ImportRoot, "langbot_plugin", "installer")
-	if err := os.WriteFile(fake, []byte("#!"+i.Path+"\n"+script), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	need.Program(t, fake, "#!"+i.Path+"\n"+script)
 	spec := installSpec(t, r, i, "x\n")
 	spec.Uv = fake
 	for _, m := range more {
@@ -210,9 +208,7 @@ func TestInstallerEnds(t *testing.T) {
 	d := newDirect(t, i)
 	fake := filepath.Join(i.ImportRoot, "langbot_plugin", "installer")
 	script := "#!" + i.Path + "\nimport os,time\nif os.fork() == 0: os.setsid()\nopen(os.environ['TMPDIR'] + '/up', 'w').close()\ntime.sleep(600)\n"
-	if err := os.WriteFile(fake, []byte(script), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	need.Program(t, fake, script)
 	for name, l := range map[string]rig{"box": r, "direct": d} {
 		t.Run(name, func(t *testing.T) {
 			if name == "direct" {
