@@ -60,7 +60,7 @@ func startDaemon(id, mode, dir, token string) (*scriptDaemon, error) {
 	if err != nil {
 		return nil, err
 	}
-	hello, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	hello, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	ws, _, err := websocket.Dial(hello, strings.TrimSpace(string(url)), nil)
 	if err != nil {
@@ -81,7 +81,7 @@ func startDaemon(id, mode, dir, token string) (*scriptDaemon, error) {
 
 func (d *scriptDaemon) send(v any) {
 	b, _ := json.Marshal(v)
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	_ = d.ws.Write(ctx, websocket.MessageText, b) // the reader sees that the connection is gone
 }

@@ -58,9 +58,11 @@ type rig struct {
 	url    string
 }
 
-func newRig(t *testing.T, dir string) *rig {
+// newRig makes a hub that waits patience for an acknowledgement: long where a daemon
+// gives one, short where none comes.
+func newRig(t *testing.T, dir string, patience time.Duration) *rig {
 	t.Helper()
-	hub, err := relay.NewHub(relay.HubConfig{Token: "t", StateDir: dir, Limits: relaywire.Limits{CancelTimeout: 100 * time.Millisecond}})
+	hub, err := relay.NewHub(relay.HubConfig{Token: "t", StateDir: dir, Limits: relaywire.Limits{CancelTimeout: patience}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -131,7 +133,7 @@ func req(daemon string) api.RelayJobRequest {
 // for another workspace it is as if there were no relay.
 func TestOnlyTheRelaysWorkspaceSeesIt(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, "")
+	r := newRig(t, "", time.Minute)
 	ctx := t.Context()
 	ops := map[authz.Action]func(authz.Principal) error{
 		authz.RelayJobRun: func(p authz.Principal) error {
@@ -179,7 +181,7 @@ func TestOnlyTheRelaysWorkspaceSeesIt(t *testing.T) {
 
 func TestAJobRunsAndIsCancelledByItsID(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, "")
+	r := newRig(t, "", time.Minute)
 	r.daemon("laptop", polite)
 	job, err := r.s.Run(t.Context(), owner, req("laptop"))
 	if err != nil {
@@ -223,7 +225,7 @@ func TestAJobRunsAndIsCancelledByItsID(t *testing.T) {
 // daemon never becomes a job.
 func TestWhoIsGoneStartsNothing(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, "")
+	r := newRig(t, "", time.Minute)
 	ctx, cancel := context.WithCancel(t.Context())
 	result := make(chan error, 1)
 	go func() { _, err := r.s.Run(ctx, owner, req("late")); result <- err }()
@@ -238,7 +240,7 @@ func TestWhoIsGoneStartsNothing(t *testing.T) {
 
 func TestBadRequests(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, "")
+	r := newRig(t, "", time.Minute)
 	r.daemon("laptop", polite)
 	for name, change := range map[string]func(*api.RelayJobRequest){
 		"a tool set":        func(q *api.RelayJobRequest) { q.Tools = []string{"files"} },
@@ -275,7 +277,7 @@ func TestBadRequests(t *testing.T) {
 func TestAFenceIsClearedByAnAuditedAct(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	r := newRig(t, dir)
+	r := newRig(t, dir, 100*time.Millisecond)
 	r.daemon("rude", rude)
 	job, err := r.s.Run(t.Context(), owner, req("rude"))
 	if err != nil {
@@ -340,7 +342,7 @@ func TestAFenceIsClearedByAnAuditedAct(t *testing.T) {
 
 func TestAJobWithoutAGrantFindsNoTools(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, "")
+	r := newRig(t, "", time.Minute)
 	answers := make(chan string, 1)
 	r.daemon("laptop", func(f relaywire.Frame, say func(relaywire.Frame)) {
 		switch f.Type {

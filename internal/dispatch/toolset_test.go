@@ -10,6 +10,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stockade-run/stockade/internal/errdefs"
 	"github.com/stockade-run/stockade/internal/relaywire"
@@ -127,7 +128,7 @@ func TestAGrantedToolSetIsTheJobs(t *testing.T) {
 	t.Parallel()
 	ended := make(chan string, 1)
 	s := toolServer(t, ended, nil)
-	r := newRig(t, "")
+	r := newRig(t, "", time.Minute)
 	r.s.cfg.ToolSets = map[string]ToolSet{"docs": {URL: s.URL, Key: "tool-key"}}
 	answers := make(chan string, 1)
 	r.daemon("laptop", func(f relaywire.Frame, say func(relaywire.Frame)) {

@@ -96,7 +96,7 @@ func setup(t *testing.T, h http.HandlerFunc, change func(*Config)) *bench {
 	}
 	t.Cleanup(func() {
 		b.client.CloseIdleConnections()
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		if err := gw.Close(ctx); err != nil {
 			t.Error(err)

@@ -316,7 +316,7 @@ func newRig(t *testing.T) *rig {
 	}
 	r.server = httptest.NewServer(r.h)
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		if err := r.h.Shutdown(ctx); err != nil {
 			t.Error(err)

@@ -218,7 +218,7 @@ func testDedicated(t *testing.T, r *rig) {
 // logged waits until a line is in the plugin's log.
 func (r *rig) logged(b pluginwire.Context, text string) {
 	r.t.Helper()
-	deadline := time.After(20 * time.Second)
+	deadline := time.After(time.Minute)
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
 	for {

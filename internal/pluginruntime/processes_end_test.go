@@ -120,13 +120,13 @@ func testRunnerProcessesEnd(t *testing.T, programs string) {
 
 	t.Run("deadline", func(t *testing.T) {
 		run := told("deadline", "talk", stubborn)
-		run["runtime"] = M{"metadata": M{}, "deadline_at": nowPlus(6)}
+		run["runtime"] = M{"metadata": M{}, "deadline_at": nowPlus(20)}
 		held := hold(t, h, c, one.Binding, run)
 		if last := held.last(t); at(last, "data", "code") != "runner.timeout" {
 			t.Errorf("%v", last)
 		}
 		held.gone(t, c)
-		if got, err := c.Run(t.Context(), held.run); err != nil || got.ExpiresAt.Sub(got.CreatedAt) > 70*time.Second {
+		if got, err := c.Run(t.Context(), held.run); err != nil || got.ExpiresAt.Sub(got.CreatedAt) > 85*time.Second {
 			t.Errorf("its life is not by its deadline: %+v, %v", got, err)
 		}
 	})
@@ -360,7 +360,7 @@ func testKilledRuntimeLeavesNoRun(t *testing.T, programs string) {
 	h := r.connect(lbhost.Config{}, i)
 	running(t, h, i)
 	run := told("killed", "talk", stubborn)
-	run["runtime"] = M{"metadata": M{}, "deadline_at": nowPlus(5)}
+	run["runtime"] = M{"metadata": M{}, "deadline_at": nowPlus(20)}
 	held := hold(t, h, c, i.Binding, run)
 	if err := syscall.Kill(cmd.Process.Pid, syscall.SIGKILL); err != nil {
 		t.Fatal(err)

@@ -186,7 +186,7 @@ func TestStrangersDoNotStay(t *testing.T) {
 // Before the hello, nothing is believed.
 func TestHostileHandshakes(t *testing.T) {
 	t.Parallel()
-	h, url := newHub(t, func(c *HubConfig) { c.Limits.HelloTimeout = time.Second; c.Limits.Daemons = 2 })
+	h, url := newHub(t, func(c *HubConfig) { c.Limits.HelloTimeout = 5 * time.Second; c.Limits.Daemons = 2 })
 	victim := connect(t, url, "victim")
 	j := run(t, h, victim, JobRequest{DaemonID: "victim"})
 	for _, c := range []struct {

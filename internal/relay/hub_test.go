@@ -58,7 +58,7 @@ func TestTimeoutHasItsOwnCodeAndKeepsEvents(t *testing.T) {
 	t.Parallel()
 	h, url := newHub(t, func(c *HubConfig) { c.Prefix = "codex" })
 	p := connect(t, url, "d")
-	j := run(t, h, p, JobRequest{DaemonID: "d", Timeout: 300 * time.Millisecond})
+	j := run(t, h, p, JobRequest{DaemonID: "d", Timeout: 2 * time.Second})
 	p.event(j.ID(), `{"type":"before"}`)
 	p.want(relaywire.Cancel)
 	p.finish(j.ID())
@@ -142,7 +142,7 @@ func TestWaitForDaemon(t *testing.T) {
 // Stop settles every job, at the same time, while the daemons can still answer.
 func TestStopSettlesEveryJob(t *testing.T) {
 	t.Parallel()
-	h, url := newHub(t, func(c *HubConfig) { c.StateDir = t.TempDir(); c.Limits.CancelTimeout = 300 * time.Millisecond })
+	h, url := newHub(t, func(c *HubConfig) { c.StateDir = t.TempDir(); c.Limits.CancelTimeout = 5 * time.Second })
 	var jobs []*Job
 	var peers []*peer
 	for i := range 6 {
@@ -268,7 +268,7 @@ func TestUnsentStartIsWithdrawn(t *testing.T) {
 func TestSilentDaemonIsFoundOut(t *testing.T) {
 	t.Parallel()
 	h, url := newHub(t, func(c *HubConfig) {
-		c.Limits.PingInterval, c.Limits.PongTimeout = 20*time.Millisecond, time.Second
+		c.Limits.PingInterval, c.Limits.PongTimeout = 20*time.Millisecond, 5*time.Second
 	})
 	live := connect(t, url, "live")
 	go func() {

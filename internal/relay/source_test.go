@@ -192,7 +192,7 @@ func TestUnresolvedFenceSurvivesHubRecreation(t *testing.T) {
 		}
 		h, url := newHub(t, state)
 		p := connect(t, url, "lost")
-		j := run(t, h, p, JobRequest{DaemonID: "lost", Timeout: 300 * time.Millisecond})
+		j := run(t, h, p, JobRequest{DaemonID: "lost", Timeout: 2 * time.Second})
 		if _, err := collect(t, j); !relaywire.Is(err, relaywire.CodeTimeout) {
 			t.Fatalf("got %v", err)
 		}

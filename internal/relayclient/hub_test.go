@@ -239,7 +239,7 @@ func TestRealStandardClientCancelsAndReapsChild(t *testing.T) {
 				connect(t, w.url, "worker", func(c *Config) { c.ReconnectDelay = time.Hour })
 				req := relay.JobRequest{DaemonID: "worker", Payload: payload(kind, "hang", file, nil)}
 				if action == "timeout" {
-					req.Timeout = 3 * time.Second
+					req.Timeout = 10 * time.Second // long enough for three programs to start on a busy machine
 				}
 				j := runJob(t, h, req)
 				agent, grandchild := pidOf(t, file, "agent"), pidOf(t, file, "stubborn")

@@ -249,7 +249,7 @@ func pidOf(t *testing.T, file, what string) int {
 }
 
 // soon is how long a test waits for what must happen.
-const soon = 30 * time.Second
+const soon = time.Minute
 
 func wait(t *testing.T, ok func() bool) {
 	t.Helper()

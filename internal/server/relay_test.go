@@ -30,7 +30,7 @@ func startRelay(t *testing.T, dir string) (url, daemons string, stop func() erro
 	cfg := config.Default()
 	cfg.StateDir, cfg.Listen = dir, "127.0.0.1:0"
 	cfg.Relay.Listen, cfg.Relay.TokenFile = "127.0.0.1:0", filepath.Join(t.TempDir(), "token")
-	cfg.Relay.CancelTimeout = 200 * time.Millisecond
+	cfg.Relay.CancelTimeout = 5 * time.Second // some daemons here answer, one does not
 	if err := os.WriteFile(cfg.Relay.TokenFile, []byte(relayTestToken+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -169,7 +169,7 @@ func TestRelayAlone(t *testing.T) {
 
 	// A daemon that does not confirm is fenced; the last line says so.
 	relayDaemon(t, daemons, "rude", false)
-	job, err = user.RunRelayJob(ctx, client.RelayJobRequest{DaemonID: "rude", Payload: []byte(`{}`), TimeoutMillis: 50})
+	job, err = user.RunRelayJob(ctx, client.RelayJobRequest{DaemonID: "rude", Payload: []byte(`{}`), TimeoutMillis: 2000})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -218,13 +218,13 @@ func relayClientWith(t *testing.T, url, key string) *client.Client {
 
 func waitFor(t *testing.T, ok func() bool) {
 	t.Helper()
-	deadline := time.After(20 * time.Second)
+	deadline := time.After(time.Minute)
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
 	for !ok() {
 		select {
 		case <-deadline:
-			t.Fatal("it did not come to be within 20 s")
+			t.Fatal("it did not come to be within a minute")
 		case <-tick.C:
 		}
 	}

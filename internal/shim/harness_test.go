@@ -49,7 +49,7 @@ func TestMain(m *testing.M) {
 }
 
 // patience bounds every wait of these tests.
-const patience = 20 * time.Second
+const patience = time.Minute
 
 var serial atomic.Int64
 

@@ -143,32 +143,37 @@ func deadlineTest(t *over) {
 // A lease that is renewed holds; one that is not ends the process.
 func TestLease(t *testing.T) {
 	t.Parallel()
-	file := filepath.Join(t.TempDir(), "lease")
-	check(t, WriteLease(file, 400*time.Millisecond))
-	p := newProc(t, sh(`echo ready; trap 'exit 0' TERM; while :; do sleep 0.05; done`), with(func(c *Config) { c.LeaseFile = file })).start()
-	p.says("ready")
-	first := bootTime()
-	for bootTime() < first+1200*time.Millisecond {
-		check(t, WriteLease(file, 400*time.Millisecond))
-		st, err := p.client.State(p.ctx())
-		check(t, err)
-		if st.Phase == wire.PhaseStopping || st.Phase == wire.PhaseEnded {
-			if left, _ := leaseLeft(file, mustBoot(t)); left > 0 {
-				t.Fatalf("%s although the lease has %v left", st.Phase, left)
+	held := false
+	// On a machine that stalls a lease may run out between two renewals. Then the
+	// process ends rightly, and a longer lease is tried.
+	for lease := 400 * time.Millisecond; !held && lease < time.Minute; lease *= 4 {
+		file := filepath.Join(t.TempDir(), "lease")
+		check(t, WriteLease(file, lease))
+		p := newProc(t, sh(`trap 'exit 0' TERM; while :; do sleep 0.05; done`), with(func(c *Config) { c.LeaseFile = file })).start()
+		var began time.Duration
+		for ended := false; !held && !ended; {
+			check(t, WriteLease(file, lease))
+			st, err := p.client.State(p.ctx())
+			check(t, err)
+			switch st.Phase {
+			case wire.PhaseRunning:
+				if began == 0 {
+					began = bootTime()
+				}
+				held = bootTime() > began+3*lease
+			case wire.PhaseStopping, wire.PhaseEnded:
+				ended = true
 			}
 		}
+		st := p.quiescent()
+		p.wantExit(st, api.ExitDeadline, 0, "")
+		if !strings.Contains(st.Exit.Detail, "lease") {
+			t.Errorf("detail %q", st.Exit.Detail)
+		}
 	}
-	st := p.quiescent()
-	p.wantExit(st, api.ExitDeadline, 0, "")
-	if !strings.Contains(st.Exit.Detail, "lease") {
-		t.Errorf("detail %q", st.Exit.Detail)
+	if !held {
+		t.Error("a lease that is renewed does not hold")
 	}
-}
-
-func mustBoot(t testing.TB) string {
-	b, err := bootID()
-	check(t, err)
-	return b
 }
 
 func TestNoLeaseGrantsNothing(t *testing.T) {

@@ -329,3 +329,9 @@ func TestIgnoredRealTimeSignalsAreReset(t *testing.T) {
 		t.Errorf("signal %d is at %d", sig, now.handler)
 	}
 }
+
+func mustBoot(t testing.TB) string {
+	b, err := bootID()
+	check(t, err)
+	return b
+}

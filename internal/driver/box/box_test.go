@@ -76,7 +76,7 @@ func stop(t *testing.T, d *box.Driver, dir string) {
 	if err := d.Stop(context.Background()); err != nil {
 		t.Errorf("stop: %v", err)
 	}
-	for end := time.Now().Add(10 * time.Second); len(programs(dir)) > 0 && time.Now().Before(end); {
+	for end := time.Now().Add(time.Minute); len(programs(dir)) > 0 && time.Now().Before(end); {
 		<-time.After(10 * time.Millisecond)
 	}
 }
@@ -146,7 +146,7 @@ func TestTwoServersStartOneHost(t *testing.T) {
 	}
 	wg.Wait()
 	n := 0
-	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); {
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); {
 		if n = len(programs(cfg.Dir)); n == 1 {
 			break // those that came second have gone
 		}
