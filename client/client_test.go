@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -158,6 +159,37 @@ func TestWhatIsNotSafeIsNotRepeated(t *testing.T) {
 		t.Errorf("%d signals were sent", w.signals)
 	}
 }
+
+// Only what an earlier attempt may have done is taken for done.
+func TestWhatNeverWasIsNotTakenForRemoved(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		first error
+		want  client.Code
+	}{
+		"nothing was sent":    {&net.OpError{Op: "dial", Err: errors.New("refused")}, client.NotFound},
+		"the answer was lost": {io.ErrUnexpectedEOF, ""},
+	} {
+		calls := 0
+		c, err := client.New(client.Config{URL: "http://127.0.0.1:1", Key: "k", HTTP: &http.Client{Transport: roundTrip(func(*http.Request) (*http.Response, error) {
+			if calls++; calls == 1 {
+				return nil, tc.first
+			}
+			return &http.Response{StatusCode: 404, Status: "404", Header: http.Header{"Content-Type": {api.ProblemType}},
+				Body: io.NopCloser(strings.NewReader(`{"code":"not_found","detail":"there is no box"}`))}, nil
+		})}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := c.RemoveBox(t.Context(), "box_x"); client.CodeOf(err) != tc.want || calls != 2 {
+			t.Errorf("%s: %v after %d calls", name, err, calls)
+		}
+	}
+}
+
+type roundTrip func(*http.Request) (*http.Response, error)
+
+func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
 func TestInputArrivesOnceInOrder(t *testing.T) {
 	t.Parallel()

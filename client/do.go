@@ -37,7 +37,8 @@ type call struct {
 	// safe: doing it twice is doing it once (by request id, offset, cursor, or
 	// because it only reads).
 	safe bool
-	// gone: not_found in a repetition means that an earlier attempt did it.
+	// gone: not_found means that an earlier attempt did it, if there was one that the
+	// server may have seen.
 	gone bool
 }
 
@@ -45,17 +46,19 @@ type call struct {
 // 2xx, whose body the caller closes. Every error is an *Error.
 func (c *Client) send(ctx context.Context, q call) (*http.Response, error) {
 	p := c.patience()
-	for attempt := 0; ; attempt++ {
+	seen := false // the server may have seen an earlier attempt
+	for {
 		resp, err, sent := c.once(ctx, q)
 		if err == nil {
 			return resp, nil
 		}
-		if attempt > 0 && q.gone && IsCode(err, NotFound) {
+		if seen && q.gone && IsCode(err, NotFound) {
 			return &http.Response{StatusCode: http.StatusNoContent, Body: http.NoBody}, nil
 		}
 		if !IsCode(err, Unavailable) || q.stream != nil || (sent && !q.safe) || !p.wait(ctx) {
 			return nil, err
 		}
+		seen = seen || sent
 	}
 }
 

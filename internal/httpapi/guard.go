@@ -21,8 +21,9 @@ type credentialGiven string
 func (credentialGiven) String() string { return "(credential)" }
 
 // guard watches over one request: a key that is revoked ends what was begun with
-// it. A run's token needs no watch: before it ends, the run's processes are
-// closed, and with them everything that goes on.
+// it. A run's token needs no watch: before it ends, the run's processes are closed
+// or fenced, and take nothing more. Who follows a log of the run may read it to its
+// end, which is often a little later than that of the run.
 type guard struct {
 	h          *Handler
 	ctx        context.Context //nolint:containedctx // that of the request it watches

@@ -122,7 +122,7 @@ func (h *Handler) registerRuns(b *builder) {
 	}
 	jsonOp(b, spec{id: "finish-run", method: http.MethodPost, path: "/v1/runs/{id}/finish", action: authz.RunFinish, tag: "runs",
 		summary:     "Finish a run",
-		description: "Revokes the run's rights, model calls in flight included, then closes its processes. Answers when each is proven gone or given up, and lists the newest 1,000 and all that are not proven gone. Safe to repeat.",
+		description: "Revokes the run's rights, model calls in flight included, then closes its processes. Answers when each is proven gone or given up, and lists the newest 1,000 and all that are not proven gone. Safe to repeat; the run's own token ends with the run, so afterwards ask with the workspace key.",
 		errors:      []errdefs.Code{errdefs.NotFound, errdefs.Indeterminate}},
 		func(ctx context.Context, p authz.Principal, in *finishIn) (*answer[api.FinishResponse], error) {
 			r, err := h.cfg.Broker.FinishRun(ctx, p, in.ID, in.Body)
