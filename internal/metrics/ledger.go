@@ -25,6 +25,7 @@ type ledger struct {
 	m *Metrics
 
 	mu   sync.Mutex
+	own  bool                        // something was committed: from now on commits say everything
 	live map[string]api.ProcessState // by handle; as many as there are live and fenced processes
 }
 
@@ -36,14 +37,29 @@ func (l *ledger) timed(commit func() error) error {
 	return err
 }
 
-// seen notes the state of a process; with onlyNew, unless one is known already.
-// Those that are over are not kept.
-func (l *ledger) seen(p store.Process, onlyNew bool) {
+// seen notes the state of a process that was committed. Those that are over are
+// not kept.
+func (l *ledger) seen(p store.Process) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.live[p.Handle] != "" && onlyNew {
+	l.own = true
+	l.note(p)
+}
+
+// found notes what a server that starts finds in the ledger. Once it has committed
+// anything, what is read may be older than what is known, and is not listened to.
+func (l *ledger) found(ps ...store.Process) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.own {
 		return
 	}
+	for _, p := range ps {
+		l.note(p)
+	}
+}
+
+func (l *ledger) note(p store.Process) {
 	to := p.State
 	if to == api.StateClosed || to == api.StateNeverStarted {
 		to = ""
@@ -59,7 +75,7 @@ func (l *ledger) seen(p store.Process, onlyNew bool) {
 func (l *ledger) CreateProcess(ctx context.Context, p store.Process, c store.Capacity, a store.AuditEvent) (proc store.Process, created bool, err error) {
 	err = l.timed(func() (err error) { proc, created, err = l.Store.CreateProcess(ctx, p, c, a); return err })
 	if err == nil && created {
-		l.seen(proc, false)
+		l.seen(proc)
 	}
 	return proc, created, err
 }
@@ -69,7 +85,7 @@ func (l *ledger) SaveProcess(ctx context.Context, p store.Process, c store.Chang
 	if err != nil {
 		return version, err
 	}
-	l.seen(p, false)
+	l.seen(p)
 	if c.Fence != nil {
 		l.m.FenceRaised()
 	}
@@ -79,15 +95,22 @@ func (l *ledger) SaveProcess(ctx context.Context, p store.Process, c store.Chang
 	return version, nil
 }
 
-// Processes is how a server that starts learns which processes there are.
+// Processes and Process are how a server that starts learns which processes may be
+// running, and which are fenced.
 func (l *ledger) Processes(ctx context.Context, s store.Scope, f store.ProcessFilter) ([]store.Process, error) {
 	all, err := l.Store.Processes(ctx, s, f)
 	if err == nil && s.All && f.Live {
-		for _, p := range all {
-			l.seen(p, true) // a newer save may have overtaken this answer
-		}
+		l.found(all...)
 	}
 	return all, err
+}
+
+func (l *ledger) Process(ctx context.Context, s store.Scope, handle string) (store.Process, error) {
+	p, err := l.Store.Process(ctx, s, handle)
+	if err == nil && s.All {
+		l.found(p)
+	}
+	return p, err
 }
 
 func (l *ledger) CreateRun(ctx context.Context, r store.Run, c store.Capacity) error {
