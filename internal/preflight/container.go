@@ -149,6 +149,11 @@ func runContainer(ctx context.Context, cfg Config, rt oci.Runtime) (out string, 
 	if err != nil {
 		return "", err
 	}
+	// A distribution may have mounted /run noexec, and a runtime cannot show a
+	// directory from there without: boxes are kept elsewhere, see [stateDir].
+	if err := unix.Mount("stockade-preflight", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=711"); err != nil {
+		return "", errors.Join(os.NewSyscallError("mount", err), os.Remove(dir))
+	}
 	id := "preflight-" + strings.ToLower(rand.Text())
 	group := cgroup.New("", path.Join("/", cfg.CgroupParent, id))
 	ns, bundle := filepath.Join(dir, "netns"), filepath.Join(dir, "bundle")
@@ -157,11 +162,8 @@ func runContainer(ctx context.Context, cfg Config, rt oci.Runtime) (out string, 
 		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), probeTime)
 		defer cancel()
 		err = errors.Join(err, rt.Delete(clean, filepath.Join(dir, "rt"), id), group.Kill(clean), group.Remove(clean),
-			netns.Remove(ns), os.RemoveAll(dir))
+			netns.Remove(ns), os.NewSyscallError("umount2", unix.Unmount(dir, unix.MNT_DETACH)), os.Remove(dir))
 	}()
-	if err := os.Chmod(dir, 0o711); err != nil {
-		return "", err
-	}
 	if err := netns.Create(ns); err != nil {
 		return "", err
 	}

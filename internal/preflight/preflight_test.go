@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -26,6 +27,10 @@ func TestMain(m *testing.M) {
 	}
 	if len(os.Args) > 1 && os.Args[1] == oci.JoinCommand {
 		os.Exit(oci.JoinMain(os.Args[2:]))
+	}
+	if len(os.Args) == 3 && os.Args[1] == noexecRun {
+		probeWithNoexecRun(os.Args[2])
+		return
 	}
 	goleak.VerifyTestMain(m)
 }
@@ -116,6 +121,41 @@ func TestEveryRuntimeIsTried(t *testing.T) {
 	if l := leftovers(t); l != "" {
 		t.Errorf("left:\n%s", l)
 	}
+}
+
+const noexecRun = "probe-with-noexec-run"
+
+// A distribution with systemd mounts /run noexec, which says nothing about the
+// place where boxes will be.
+func TestRunIsNoexec(t *testing.T) {
+	need.EachRuntime(t, func(t *testing.T, runtime string) {
+		cmd := exec.Command(os.Args[0], noexecRun, runtime)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
+		if out, err := cmd.CombinedOutput(); err != nil || string(out) != "true" {
+			t.Errorf("%v: %s", err, out)
+		}
+	})
+	if l := leftovers(t); l != "" {
+		t.Errorf("left:\n%s", l)
+	}
+}
+
+// probeWithNoexecRun prints true or what the probe found. It runs in a mount
+// namespace of its own.
+func probeWithNoexecRun(runtime string) {
+	if err := syscall.Mount("tmpfs", "/run", "tmpfs", syscall.MS_NOSUID|syscall.MS_NODEV|syscall.MS_NOEXEC, "mode=755"); err != nil {
+		fmt.Print(err)
+		return
+	}
+	exe, _ := os.Executable()
+	rt, _ := ociRuntime(runtime)
+	c := container(context.Background(), Config{InitPath: exe}, rt)
+	left, err := filepath.Glob("/run/stockade*") // crun leaves a directory of its own
+	if !c.OK || len(left) != 0 || err != nil {
+		fmt.Print(c, left, err)
+		return
+	}
+	fmt.Print(true)
 }
 
 // Whatever is wrong, the check says so, says what helps, and leaves nothing.
