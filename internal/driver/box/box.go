@@ -157,7 +157,7 @@ func (d *Driver) shutdown(ctx context.Context, keep bool) error {
 			return err
 		}
 		if !held {
-			d.reap()
+			d.end()
 			return nil
 		}
 		if !pause(ctx) {
@@ -249,6 +249,21 @@ func (d *Driver) reap() (syscall.WaitStatus, bool) {
 		return status, pid > 0
 	}
 	return 0, false
+}
+
+// end is called when nobody holds the host's lock: what this process started has
+// let go of it and exits, or was too slow to take it and must not do so now.
+func (d *Driver) end() {
+	if _, ended := d.reap(); ended || d.child == 0 {
+		return
+	}
+	_ = syscall.Kill(d.child, syscall.SIGKILL) // our child, not waited for: the number is still its own
+	for {
+		if _, err := syscall.Wait4(d.child, nil, 0, nil); err != syscall.EINTR {
+			d.child = 0
+			return
+		}
+	}
 }
 
 func (d *Driver) openLog() (*os.File, error) {

@@ -234,3 +234,35 @@ func TestWhatCannotStartSaysWhy(t *testing.T) {
 		t.Errorf("stop of what does not run: %v", err)
 	}
 }
+
+// A host program that was started and has not come to its lock yet is ended by Stop:
+// else it would come up after the server that started it has gone.
+func TestStopEndsAHostThatIsStillStarting(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	exe, begun := filepath.Join(dir, "slow"), filepath.Join(dir, "begun")
+	if err := os.WriteFile(exe, []byte("#!/bin/sh\necho $$ >"+begun+"\nexec sleep 1000\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	d := box.New(box.Config{HostExe: exe, Dir: filepath.Join(dir, "host")})
+	ctx, cancel := context.WithCancel(t.Context())
+	ensured := make(chan error, 1)
+	go func() { ensured <- d.Ensure(ctx) }()
+	var pid int
+	for pid == 0 {
+		b, _ := os.ReadFile(begun)
+		pid, _ = strconv.Atoi(strings.TrimSpace(string(b)))
+		<-time.After(time.Millisecond)
+	}
+	cancel()
+	if err := <-ensured; !errdefs.Is(err, errdefs.Unavailable) {
+		t.Error(err)
+	}
+	if err := d.Stop(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if err := unix.Kill(pid, 0); err != unix.ESRCH {
+		t.Errorf("the program %d: %v", pid, err)
+		_ = unix.Kill(pid, unix.SIGKILL)
+	}
+}
