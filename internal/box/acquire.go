@@ -224,8 +224,11 @@ func (s *Service) ready(ctx context.Context, b store.Box, mine bool) (store.Box,
 			s.discard(ctx, h, b)
 			return b, err
 		}
-		return b, errdefs.Wrap(err, errdefs.Unavailable, "the host has not made the box yet: %s", message(err)).
-			WithNext("acquire it again; it is finished or taken out by itself meanwhile").With("box", b.ID)
+		next := "acquire it again; it is finished or taken out by itself meanwhile"
+		if e, ok := errors.AsType[*errdefs.Error](err); ok && e.Next != "" {
+			next = e.Next + "; then " + next
+		}
+		return b, errdefs.Wrap(err, errdefs.Unavailable, "the host has not made the box yet: %s", message(err)).WithNext("%s", next).With("box", b.ID)
 	}
 	if err := s.cfg.Store.SetBoxState(ctx, b.ID, api.BoxReady); err != nil {
 		return b, err

@@ -188,8 +188,7 @@ func (g Group) createUnified(h hierarchy) error {
 	above := "/"
 	for _, p := range g.parents() {
 		if err := delegate(filepath.Join(h.dir, above)); err != nil {
-			return errdefs.Wrap(err, errdefs.Unavailable, "controllers cannot be enabled in control group %s: %v", above, err).
-				WithNext("no process may be in that group itself: move it into a group below")
+			return undelegated(err, filepath.Join(h.dir, above), above)
 		}
 		if err := mkdir(filepath.Join(h.dir, p)); err != nil {
 			return err
@@ -197,6 +196,18 @@ func (g Group) createUnified(h hierarchy) error {
 		above = p
 	}
 	return nil
+}
+
+// undelegated says what helps against an error of delegate. A privileged container
+// on a v2 machine has all its processes in what it sees as the root, which the kernel
+// then refuses (cgroup-v2.rst, "No Internal Process Constraint").
+func undelegated(err error, dir, group string) error {
+	e := errdefs.Wrap(err, errdefs.Unavailable, "controllers cannot be enabled in control group %s: %v", group, err)
+	if errors.Is(err, unix.EBUSY) {
+		return e.WithNext("no process may be in that group itself; in a container, move them first: "+
+			"mkdir -p %[1]s/init && xargs -rn1 < %[1]s/cgroup.procs > %[1]s/init/cgroup.procs", dir)
+	}
+	return e.WithNext("let this program write to %s; in a container: mount it read-write", dir)
 }
 
 // delegate enables the wanted controllers for the groups below dir.

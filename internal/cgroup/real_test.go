@@ -219,9 +219,7 @@ func TestLimitsForReal(t *testing.T) {
 	t.Parallel()
 	need.Root(t)
 	m, err := Detect("")
-	if err != nil || m.Kind == V2 {
-		t.Skip("this machine has no v1 hierarchies; v2 is tested with files and by the boxes themselves")
-	}
+	need.That(t, err == nil, "this test needs control groups: %v", err)
 	all := api.BoxLimits{CPUMillis: 500, MemoryBytes: 64 << 20, Pids: 40}
 	g := newGroup(t, "", m.Enforceable(all))
 	check := func(controller, file, want string) {
@@ -229,27 +227,68 @@ func TestLimitsForReal(t *testing.T) {
 		if !m.Has(controller) {
 			return
 		}
-		words, err := readWords(filepath.Join(DefaultRoot, controller, g.Path(), file))
-		if missing(err) && strings.Contains(file, "memsw") {
+		dir := DefaultRoot
+		if m.Kind != V2 {
+			dir = filepath.Join(dir, controller)
+		}
+		words, err := readWords(filepath.Join(dir, g.Path(), file))
+		if missing(err) && strings.Contains(file, "sw") { // without swap, or its accounting
 			return
 		}
-		if err != nil || len(words) != 1 || words[0] != want {
-			t.Errorf("%s holds %v, want %s: %v", file, words, want, err)
+		if got := strings.Join(words, " "); err != nil || got != want {
+			t.Errorf("%s holds %q, want %q: %v", file, got, want, err)
 		}
 	}
-	check(CPU, "cpu.cfs_quota_us", "50000")
-	check(CPU, "cpu.cfs_period_us", "100000")
-	check(Memory, "memory.limit_in_bytes", "67108864")
-	check(Memory, "memory.memsw.limit_in_bytes", "67108864")
+	memory := func(bytes int64) {
+		t.Helper()
+		if m.Kind == V2 {
+			check(Memory, "memory.max", itoa(bytes))
+			check(Memory, "memory.swap.max", "0")
+			return
+		}
+		check(Memory, "memory.limit_in_bytes", itoa(bytes))
+		check(Memory, "memory.memsw.limit_in_bytes", itoa(bytes))
+	}
+	if m.Kind == V2 {
+		check(CPU, "cpu.max", "50000 100000")
+	} else {
+		check(CPU, "cpu.cfs_quota_us", "50000")
+		check(CPU, "cpu.cfs_period_us", "100000")
+	}
 	check(Pids, "pids.max", "40")
+	memory(64 << 20)
 	// Up and down again: the limit over memory and swap must go along.
 	for _, bytes := range []int64{128 << 20, 32 << 20} {
 		all.MemoryBytes = bytes
 		if err := g.Create(m.Enforceable(all)); err != nil {
 			t.Fatal(err)
 		}
-		check(Memory, "memory.limit_in_bytes", itoa(bytes))
-		check(Memory, "memory.memsw.limit_in_bytes", itoa(bytes))
+		memory(bytes)
+	}
+}
+
+// A process in a group keeps controllers from the groups below: so it is in the root
+// that a privileged container sees. Who made the container is told what to do.
+func TestProcessInTheWay(t *testing.T) {
+	t.Parallel()
+	for err, word := range map[error]string{syscall.EBUSY: "mkdir -p /x/init && xargs", syscall.EROFS: "mount it read-write"} {
+		e := undelegated(&os.PathError{Op: "write", Err: err}, "/x", "/")
+		if wantCode(t, e, errdefs.Unavailable); !strings.Contains(e.Error(), word) {
+			t.Errorf("%v: %v", err, e)
+		}
+	}
+	need.Root(t)
+	m, err := Detect("")
+	if err != nil || m.Kind != V2 || !m.Has(Pids) {
+		t.Skip("only on v2 can a process be in the way")
+	}
+	g := newGroup(t, "", api.BoxLimits{})
+	if err := g.Add(sleeper(t).Process.Pid); err != nil {
+		t.Fatal(err)
+	}
+	err = New("", g.Path()+"/below").Create(api.BoxLimits{Pids: 10})
+	if wantCode(t, err, errdefs.Unavailable); !strings.Contains(err.Error(), "xargs") {
+		t.Error(err)
 	}
 }
 

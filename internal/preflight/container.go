@@ -17,6 +17,7 @@ import (
 
 	"github.com/stockade-run/stockade/internal/api"
 	"github.com/stockade-run/stockade/internal/cgroup"
+	"github.com/stockade-run/stockade/internal/errdefs"
 	"github.com/stockade-run/stockade/internal/netns"
 	"github.com/stockade-run/stockade/internal/oci"
 	"github.com/stockade-run/stockade/internal/wire"
@@ -103,6 +104,9 @@ func container(ctx context.Context, cfg Config, rt oci.Runtime) Check {
 			kernel = ", on a kernel of its own"
 		}
 		return ok(name, fmt.Sprintf("a confined process ran within %d ms%s", time.Since(begun).Milliseconds(), kernel))
+	}
+	if e, ok := errors.AsType[*errdefs.Error](err); ok && out == "" && e.Next != "" {
+		return bad(name, e.Message, e.Next) // it never came to the runtime
 	}
 	found := clip(out)
 	if err != nil {
