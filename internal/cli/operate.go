@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"fmt"
+	"os"
 	"os/signal"
 	"strings"
 	"syscall"
@@ -39,7 +40,11 @@ docs/configuration.md.`,
 			}
 			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
 			defer stop()
-			return server.Run(ctx, server.Options{Config: cfg, Version: a.Version, Logger: a.logger(cfg.Log.Level, cfg.Log.Format)})
+			log := a.logger(cfg.Log.Level, cfg.Log.Format)
+			for _, name := range config.Strays(os.Environ()) {
+				log.Warn("an environment variable begins like a setting and is none; docs/configuration.md lists them", "name", name)
+			}
+			return server.Run(ctx, server.Options{Config: cfg, Version: a.Version, Logger: log})
 		},
 	}
 	c.Flags().StringVar(&file, "config", "", "YAML file with settings")

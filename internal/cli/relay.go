@@ -168,6 +168,8 @@ func (a *app) relayRequest(o relayRunOptions, args []string) (client.RelayJobReq
 		return req, errdefs.New(errdefs.Invalid, "no daemon is named").WithNext("give --daemon; stockade relay daemons lists those that are connected")
 	}
 	switch {
+	case o.timeout != 0 && req.TimeoutMillis == 0: // would mean the relay's default
+		return req, errdefs.New(errdefs.Invalid, "--timeout is %v, it must be at least 10ms", o.timeout)
 	case (o.agent == "") == (o.payload == ""):
 		return req, errdefs.New(errdefs.Invalid, "a job is either an agent with a prompt or a payload").WithNext(`give --agent NAME "PROMPT", or --payload FILE`)
 	case o.agent != "":

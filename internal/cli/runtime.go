@@ -2,15 +2,19 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"io"
 	"os"
+	"os/exec"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/stockade-run/stockade/internal/errdefs"
 	"github.com/stockade-run/stockade/internal/pluginruntime"
 )
 
@@ -43,6 +47,16 @@ workers in order, a second one at once.`,
 			}
 			if err := cfg.Validate(); err != nil {
 				return err
+			}
+			if !slices.Contains([]string{"debug", "info", "warn", "error"}, level) || !slices.Contains([]string{"text", "json"}, format) {
+				return errdefs.New(errdefs.Invalid, "--log-level %q with --log-format %q is not possible", level, format).
+					WithNext("choose debug, info, warn or error, and text or json")
+			}
+			if cfg.Uv != "" && cfg.Uv != "none" {
+				if _, err := exec.LookPath(cfg.Uv); err != nil { // now, and not when the first plugin is installed
+					return errdefs.Wrap(err, errdefs.Invalid, "uv cannot be run as %q: %v", cfg.Uv, errors.Unwrap(err)).
+						WithNext("give its path with --uv or STOCKADE_UV, or none for pip")
+				}
 			}
 			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
 			defer stop()

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -157,4 +158,20 @@ func sprint(v any) string {
 		return strings.Join(list, " ")
 	}
 	return strings.TrimSpace(fmt.Sprint(v))
+}
+
+func TestStrays(t *testing.T) {
+	t.Parallel()
+	got := Strays([]string{"STOCKADE_BOX_PIDS=9", "STOCKADE_RUN_TLL=1h", "STOCKADE_BOX_PDIS=9", "STOCKADE_KEY=k", "STOCKADE_STATE_DIR=/x", "STOCKADE_PORT=1", "HOME=/"})
+	if want := []string{"STOCKADE_BOX_PDIS", "STOCKADE_RUN_TLL"}; !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+func TestAWrongTypeIsOneLineThatNamesTheSetting(t *testing.T) {
+	t.Setenv("STOCKADE_BOX_PIDS", "many")
+	_, err := Load("", nil)
+	if err == nil || strings.Contains(err.Error(), "\n") || !strings.Contains(err.Error(), "box.pids") {
+		t.Errorf("%v", err)
+	}
 }

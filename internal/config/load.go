@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"reflect"
+	"slices"
 	"strings"
 	"time"
 
@@ -123,9 +124,36 @@ func Load(path string, fs *pflag.FlagSet) (Config, error) {
 	}
 	c := Default()
 	if err := k.Unmarshal("", &c); err != nil {
-		return Config{}, errdefs.Wrap(err, errdefs.Invalid, "a setting has the wrong type: %v", err)
+		// mapstructure puts a headline above its lines, which name the settings.
+		_, lines, _ := strings.Cut(err.Error(), "\n\n")
+		return Config{}, errdefs.Wrap(err, errdefs.Invalid, "a setting has the wrong type: %s", strings.ReplaceAll(strings.TrimSpace(lines), "\n", "; ")).
+			WithNext("look for it in the flags, the environment and the file; docs/configuration.md says what each takes")
 	}
 	return c, c.Validate()
+}
+
+// Strays are the environment variables that begin like a setting and are none, such as
+// STOCKADE_BOX_PDIS: they are told of and not refused, because others may set them
+// (an orchestrator that names the address of a service "stockade-relay").
+func Strays(environ []string) []string {
+	sections, known := map[string]bool{}, map[string]bool{}
+	for _, s := range Settings() {
+		known[s.Env] = true
+		if section, _, ok := strings.Cut(s.Key, "."); ok {
+			sections["STOCKADE_"+strings.ToUpper(section)+"_"] = true
+		}
+	}
+	var strays []string
+	for _, v := range environ {
+		name, _, _ := strings.Cut(v, "=")
+		for prefix := range sections {
+			if strings.HasPrefix(name, prefix) && !known[name] {
+				strays = append(strays, name)
+			}
+		}
+	}
+	slices.Sort(strays)
+	return strays
 }
 
 // Reference renders docs/configuration.md.
@@ -134,7 +162,7 @@ func Reference() string {
 	b.WriteString("# Configuration of `stockade serve`\n\n" +
 		"Every setting can be given as a flag, as an environment variable, or in a YAML file named with `--config`; a flag is stronger than the\n" +
 		"environment, the environment stronger than the file. Lists repeat the flag; in the environment they are separated by spaces.\n" +
-		"Durations are written like `90s`, `30m`, `24h`. An unknown key in the file is refused.\n" +
+		"Durations are written like `90s`, `30m`, `24h`. An unknown key in the file is refused; an environment variable that only begins like a setting is named in the log.\n" +
 		"This page is made from the code by `go test ./internal/config -update`.\n\n" +
 		"| key in the file | flag | environment | default | what it does |\n|---|---|---|---|---|\n")
 	for _, s := range Settings() {
