@@ -99,10 +99,13 @@ func packed(t *testing.T, name string) pkg {
 	return pkg{author: "stockade", name: name, archive: archive, digest: plugintest.Digest(archive)}
 }
 
+// patience bounds every wait for a genuine worker, on a machine that has much else to do.
+const patience = 5 * time.Minute
+
 // wait waits until the installation is in a state.
 func (r *rig) wait(b pluginwire.Context, want string) {
 	r.t.Helper()
-	deadline := time.After(time.Minute)
+	deadline := time.After(patience)
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	for {
@@ -207,7 +210,7 @@ func testDedicated(t *testing.T, r *rig) {
 		t.Errorf("a call whose worker ended: %v", err)
 	}
 	<-old.Gone()
-	r.wait(b, pluginwire.StateFailed)
+	r.until(func() bool { return r.m.counter.workerStarts.Load() == 2 }) // it was failed for a second, which nobody need have seen
 	r.wait(b, pluginwire.StateRunning)
 	if out, err := r.tool(b, "echo", map[string]any{}); err != nil || out["greeting"] != "hi" {
 		t.Errorf("echo after the crash: %v, %v", out, err)
@@ -218,7 +221,7 @@ func testDedicated(t *testing.T, r *rig) {
 // logged waits until a line is in the plugin's log.
 func (r *rig) logged(b pluginwire.Context, text string) {
 	r.t.Helper()
-	deadline := time.After(time.Minute)
+	deadline := time.After(patience)
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
 	for {
@@ -245,10 +248,11 @@ func TestGenuineFailingStart(t *testing.T) {
 	b := p.bind("inst-a", 1, 1)
 	r.host.set(map[string]string{"inst-a": `{"fail":"start"}`})
 	r.apply(b, p, true, pluginwire.ModeDedicated)
-	r.wait(b, pluginwire.StateFailed)
-	if _, code, msg := r.record(b); code != pluginwire.ErrorWorkerLaunch || !strings.Contains(msg, "kit was told to fail") {
-		t.Errorf("%s %s", code, msg)
-	}
+	// It is tried again and again: what is seen in between says nothing.
+	r.until(func() bool {
+		st, code, msg := r.record(b)
+		return st == pluginwire.StateFailed && code == pluginwire.ErrorWorkerLaunch && strings.Contains(msg, "kit was told to fail")
+	})
 }
 
 // SW-01 to SW-05 with real processes of the two SDKs that know slots.
@@ -311,7 +315,7 @@ func testPool(t *testing.T, r *rig) {
 	}
 	// SW-04: the process dies; its replacement has both again.
 	_, _ = r.tool(a, "slot", map[string]any{"op": "exit"})
-	r.wait(b, pluginwire.StateFailed)
+	r.until(func() bool { return r.m.counter.poolStarts.Load() == 2 })
 	r.wait(a, pluginwire.StateRunning)
 	r.wait(b, pluginwire.StateRunning)
 	wa, p2 := who(a)
@@ -329,7 +333,7 @@ func testPool(t *testing.T, r *rig) {
 // until waits for a condition.
 func (r *rig) until(ok func() bool) {
 	r.t.Helper()
-	deadline := time.After(30 * time.Second)
+	deadline := time.After(patience)
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	for !ok() {

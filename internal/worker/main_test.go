@@ -270,7 +270,7 @@ func finish(t testing.TB, p *Process) (out, errs string) {
 	return string(a), string(b)
 }
 
-const patience = time.Minute
+const patience = 5 * time.Minute
 
 func wait(t testing.TB, p *Process) {
 	t.Helper()
