@@ -66,7 +66,7 @@ func errSuperseded() error {
 
 // Serve makes t the active control connection, in the place of the one before,
 // and serves it until it ends or ctx does. It returns nil when the peer closed
-// the connection in order or a newer one took its place.
+// the connection in order, a newer one took its place, or the runtime ends.
 func (c *Control) Serve(ctx context.Context, t rpc.Transport) error {
 	s := &session{control: c}
 	s.files = c.cfg.Transfers.Holder(s.mayPush)
@@ -75,7 +75,12 @@ func (c *Control) Serve(ctx context.Context, t rpc.Transport) error {
 		Name: "control", Handle: s.handle, Admit: s.admit, CancelOnClose: true, PingEvery: c.cfg.PingEvery, Logger: c.log,
 		Reserved: func(action string) bool { return action == pluginwire.ActionPing },
 	})
-	if before := c.cfg.Link.set(s); before != nil {
+	before, ok := c.cfg.Link.set(s)
+	if !ok {
+		_ = t.Close()
+		return nil
+	}
+	if before != nil {
 		c.log.Info("a newer control connection takes the place of the active one")
 		before.conn.Close(errSuperseded())
 	}
@@ -87,9 +92,9 @@ func (c *Control) Serve(ctx context.Context, t rpc.Transport) error {
 	return err
 }
 
-// Close closes the active connection, for good: it is the runtime's end.
+// Close closes the active connection, and none takes its place: it is the runtime's end.
 func (c *Control) Close(err error) {
-	if before := c.cfg.Link.set(nil); before != nil {
+	if before := c.cfg.Link.end(); before != nil {
 		before.conn.Close(err)
 	}
 }

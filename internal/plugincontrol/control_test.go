@@ -208,6 +208,20 @@ func TestLangBotIsGoneAndSomethingStillRuns(t *testing.T) {
 	close(release)
 }
 
+// TestNothingConnectsAfterTheEnd: a connection that was accepted before the runtime's end
+// and comes after it is not served.
+func TestNothingConnectsAfterTheEnd(t *testing.T) {
+	t.Parallel()
+	s := open(t, pluginwire.ProfileOSS)
+	first := s.ready(t)
+	s.control.Close(errdefs.New(errdefs.Unavailable, "the plugin runtime is shutting down"))
+	<-first.Done()
+	<-s.connect(t).Done()
+	if s.link.Connected() {
+		t.Error("LangBot is connected after the end")
+	}
+}
+
 // TestPageThatFails: the page hears the plugin's own words.
 func TestPageThatFails(t *testing.T) {
 	t.Parallel()

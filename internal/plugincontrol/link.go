@@ -22,15 +22,31 @@ type Link struct {
 	mu      sync.Mutex
 	active  *session
 	changed chan struct{} // closed and replaced whenever active or its readiness changes
+	over    bool          // no session becomes the active one any more
 }
 
 // NewLink makes a link without a connection.
 func NewLink() *Link { return &Link{changed: make(chan struct{})} }
 
-// set makes s the active session and returns the one before.
-func (l *Link) set(s *session) (before *session) {
+// set makes s the active session and returns the one before; false: the link is over.
+func (l *Link) set(s *session) (before *session, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.over {
+		return nil, false
+	}
+	return l.replaceLocked(s), true
+}
+
+// end ends the link and returns the session that was active.
+func (l *Link) end() (before *session) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.over = true
+	return l.replaceLocked(nil)
+}
+
+func (l *Link) replaceLocked(s *session) (before *session) {
 	before, l.active = l.active, s
 	if before != nil {
 		before.superseded.Store(true)
