@@ -102,7 +102,7 @@ type box struct {
 	rec record
 	// gone is set under mu when the box was removed, for those who waited.
 	gone bool
-	// files is held shared while files go in or out, and whole by Remove.
+	// files is held shared while files go in or out.
 	files sync.RWMutex
 	// plan is what ensure computed; nil until the first use.
 	plan *plan
@@ -272,6 +272,24 @@ func (m *Manager) hold(id string) (*box, error) {
 	return nil, errdefs.New(errdefs.NotFound, "no box %q is on this host", clip(id))
 }
 
+// use is hold of a box that is not being removed, which may take long: that it is
+// is a conflict at once.
+func (m *Manager) use(id string) (*box, error) {
+	if m.retired(id) {
+		return nil, removing(id)
+	}
+	b, err := m.hold(id)
+	if err == nil && b.rec.Removing {
+		b.mu.Unlock()
+		return nil, removing(id)
+	}
+	return b, err
+}
+
+func removing(id string) *errdefs.Error {
+	return errdefs.New(errdefs.Conflict, "box %s is being removed", id).WithNext("use another box")
+}
+
 func (m *Manager) info(b *box) wire.BoxInfo {
 	return wire.BoxInfo{Spec: b.rec.Spec, NetNS: m.NetNS(b.id), Procs: m.cfg.Live(b.id)}
 }
@@ -327,7 +345,7 @@ func (m *Manager) Put(ctx context.Context, spec wire.BoxSpec) (wire.BoxInfo, err
 	// A fresh box is locked since before it became visible.
 	defer b.mu.Unlock()
 	if b.rec.Removing {
-		return wire.BoxInfo{}, errdefs.New(errdefs.Conflict, "box %s is being removed", spec.ID).WithNext("use another id")
+		return wire.BoxInfo{}, removing(spec.ID)
 	}
 	if !reflect.DeepEqual(normal(b.rec.Spec), normal(spec)) {
 		return wire.BoxInfo{}, errdefs.New(errdefs.Conflict, "box %s exists with another specification", spec.ID).WithNext("remove it, or use another id")
@@ -354,6 +372,9 @@ func (m *Manager) claim(spec wire.BoxSpec) (b *box, fresh bool, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if b := m.boxes[spec.ID]; b != nil {
+		if b.rec.Removing { // not waited for
+			return nil, false, removing(spec.ID)
+		}
 		return b, false, nil
 	}
 	used := map[int]bool{}

@@ -37,14 +37,11 @@ func (m *Manager) Bundle(ctx context.Context, spec wire.ProcSpec, dir string) (L
 	if err := checkProc(spec); err != nil {
 		return Launch{}, err
 	}
-	b, err := m.hold(spec.Box)
+	b, err := m.use(spec.Box)
 	if err != nil {
 		return Launch{}, err
 	}
 	defer b.mu.Unlock()
-	if b.rec.Removing {
-		return Launch{}, errdefs.New(errdefs.Conflict, "box %s is being removed", b.id)
-	}
 	if err := m.ensure(ctx, b); err != nil {
 		return Launch{}, err
 	}

@@ -146,14 +146,11 @@ func (m *Manager) useFiles(id, at string) (*box, volume, string, error) {
 		return nil, volume{}, "", errdefs.New(errdefs.Invalid, "%q does not lie in a volume of the box", clip(at)).
 			WithNext("use a path below %s or %s", oci.Workspace, oci.Home)
 	}
-	b, err := m.hold(id)
+	b, err := m.use(id)
 	if err != nil {
 		return nil, volume{}, "", err
 	}
 	defer b.mu.Unlock()
-	if b.rec.Removing {
-		return nil, volume{}, "", errdefs.New(errdefs.Conflict, "box %s is being removed", id)
-	}
 	if err := b.hidden(v, path.Clean(at)); err != nil {
 		return nil, volume{}, "", err
 	}

@@ -18,36 +18,65 @@ import (
 	"github.com/stockade-run/stockade/internal/netns"
 )
 
-// Remove takes a box away with everything in it. While a process lives in it, or
-// files go in or out, it is a conflict. An interrupted removal is finished by
-// calling it again.
+// Retire begins the removal of a box: from now on nothing can be done with it but
+// to remove it, and that it goes is durable. It is quick, as the removal of many
+// files is not. While a process lives in it, or files go in or out, it is a
+// conflict.
+func (m *Manager) Retire(id string) error {
+	if m.retired(id) { // it may be locked by its removal
+		return nil
+	}
+	b, err := m.hold(id)
+	if err != nil {
+		return err
+	}
+	defer b.mu.Unlock()
+	return m.retire(b)
+}
+
+// retired reports whether the removal of a box has begun, without waiting for it.
+func (m *Manager) retired(id string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	b := m.boxes[id]
+	return b != nil && b.rec.Removing
+}
+
+// Remove takes a box away with everything in it, as Retire does not. An interrupted
+// removal is finished by calling it again.
 func (m *Manager) Remove(ctx context.Context, id string) error {
 	b, err := m.hold(id)
 	if err != nil {
 		return err
 	}
 	defer b.mu.Unlock()
-	if n := m.cfg.Live(id); n > 0 {
-		return errdefs.New(errdefs.Conflict, "%d processes live in box %s", n, id).WithNext("close them first").With("processes", fmt.Sprint(n))
-	}
-	if !b.files.TryLock() {
-		return errdefs.New(errdefs.Conflict, "files are being copied in or out of box %s", id).WithNext("try again when that has ended")
-	}
-	defer b.files.Unlock()
-	if some, err := m.group(id).Populated(); err != nil {
+	if err := m.retire(b); err != nil {
 		return err
-	} else if some {
-		return errdefs.New(errdefs.Conflict, "the control group of box %s holds processes that are not on record", id).
-			WithNext("look at them in %s/%s, and end them", m.cfg.CgroupParent, id)
-	}
-	if !b.rec.Removing {
-		rec := b.rec
-		rec.Removing = true
-		if err := m.mark(b, rec); err != nil {
-			return err
-		}
 	}
 	return m.destroy(context.WithoutCancel(ctx), b)
+}
+
+// retire looks whether a box is used and marks it. The caller holds b.mu.
+func (m *Manager) retire(b *box) error {
+	if n := m.cfg.Live(b.id); n > 0 {
+		return errdefs.New(errdefs.Conflict, "%d processes live in box %s", n, b.id).WithNext("close them first").With("processes", fmt.Sprint(n))
+	}
+	if !b.files.TryLock() {
+		return errdefs.New(errdefs.Conflict, "files are being copied in or out of box %s", b.id).WithNext("try again when that has ended")
+	}
+	b.files.Unlock() // who takes it next holds b.mu as well, and sees the mark
+	if some, err := m.group(b.id).Populated(); err != nil {
+		return err
+	} else if some {
+		return errdefs.New(errdefs.Conflict, "the control group of box %s holds processes that are not on record", b.id).
+			WithNext("look at them in %s/%s, and end them", m.cfg.CgroupParent, b.id)
+	}
+	if b.rec.Removing {
+		return nil
+	}
+	rec := b.rec
+	rec.Removing = true
+	return m.mark(b, rec)
 }
 
 // mark records a box's new state before anything is done about it.

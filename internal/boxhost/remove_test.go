@@ -46,6 +46,35 @@ func TestRemoveRefusesWhileInUse(t *testing.T) {
 	}
 }
 
+// The removal of a box may take as long as a tenant has files. Nobody waits for it
+// but who asked for it.
+func TestNobodyWaitsForARemoval(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, nil)
+	id := f.put(nil)
+	if err := f.Retire(id); err != nil {
+		t.Fatal(err)
+	}
+	f.Manager.mu.Lock()
+	b := f.boxes[id]
+	f.Manager.mu.Unlock()
+	b.mu.Lock() // as while it is removed
+	spec := b.rec.Spec
+	if err := f.Retire(id); err != nil {
+		t.Error(err)
+	}
+	_, err := f.Put(t.Context(), spec)
+	wantCode(t, err, errdefs.Conflict, "being removed")
+	_, err = f.Bundle(t.Context(), wire.ProcSpec{ID: "p", Box: id, Argv: []string{"true"}}, t.TempDir())
+	wantCode(t, err, errdefs.Conflict, "being removed")
+	wantCode(t, f.PutFiles(t.Context(), id, "/workspace", strings.NewReader("")), errdefs.Conflict, "being removed")
+	b.mu.Unlock()
+	if err := f.Remove(t.Context(), id); err != nil {
+		t.Error(err)
+	}
+	wantCode(t, f.Retire(id), errdefs.NotFound, "no box")
+}
+
 // Whatever a tenant leaves in its volumes goes, and nothing else.
 func TestRemoveHostileTrees(t *testing.T) {
 	t.Parallel()

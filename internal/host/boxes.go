@@ -50,11 +50,15 @@ func (s *server) listBoxes(ctx context.Context, r *request) error {
 }
 
 func (s *server) removeBox(ctx context.Context, r *request) error {
-	err := s.gate.commit(r.generation, func() error {
-		return limitError(s.reg.boxes.Remove(context.WithoutCancel(ctx), r.PathValue("box")), "remove the box")
-	})
+	id := r.PathValue("box")
+	err := s.gate.commit(r.generation, func() error { return s.reg.boxes.Retire(id) })
+	if err == nil {
+		// What was begun is finished whoever asked for it, and not in the commit: a new
+		// server would wait for all the files of a tenant.
+		err = s.reg.boxes.Remove(context.WithoutCancel(ctx), id)
+	}
 	if err != nil {
-		return err
+		return limitError(err, "remove the box")
 	}
 	return r.done()
 }
