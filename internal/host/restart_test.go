@@ -291,7 +291,16 @@ func TestADamagedSpecIsNeverStarted(t *testing.T) {
 func TestADamagedLogIsReported(t *testing.T) {
 	t.Parallel()
 	h := hosttest.New(t)
-	spec := h.Run(hosttest.Sh(h.Box(), "echo first; sleep 0.3; echo second"))
+	spec := hosttest.Sh(h.Box(), "echo first; read x; echo second")
+	spec.Stdin = true
+	h.Run(spec)
+	hosttest.Eventually(t, "the first frame is there", func() bool {
+		st, err := h.Client().Proc(context.Background(), spec.ID)
+		return err == nil && st.Log.Next == 6
+	})
+	if _, err := h.Client().WriteStdin(context.Background(), spec.ID, 0, []byte("\n"), false); err != nil {
+		t.Fatal(err)
+	}
 	h.Phase(spec.ID, wire.PhaseEnded)
 	segs, err := filepath.Glob(filepath.Join(h.Dir, "procs", spec.ID, "log", "*.seg"))
 	if err != nil || len(segs) != 1 {
