@@ -25,7 +25,7 @@ func TestOutputIsExact(t *testing.T) { each(t, outputIsExact) }
 func outputIsExact(t *over) {
 	t.Parallel()
 	const n = 64 << 20
-	p := newProc(t, []string{"bash", "-c", fmt.Sprintf(`head -c %d /dev/urandom | tee >(sha256sum >&2); wait; sleep 0.2; wait $!`, n)}).start()
+	p := newProc(t, sh(fmt.Sprintf(`mkfifo /tmp/f; sha256sum </tmp/f >&2 & head -c %d /dev/urandom | tee /tmp/f; wait`, n))).start()
 	p.quiescent()
 	out, errs := p.output()
 	if len(out) != n {
