@@ -1,6 +1,7 @@
 package broker
 
 import (
+	"encoding/hex"
 	"encoding/json"
 	"slices"
 	"strings"
@@ -232,4 +233,20 @@ func TestRefusalsKeepTheirCode(t *testing.T) {
 }
 func refusedRecord(reason string) store.Process {
 	return store.Process{Handle: "proc_x", State: api.StateNeverStarted, HostID: "host_x", Reason: reason}
+}
+
+// The digests are in ledgers: one that changes with an upgrade makes a conflict of
+// every repeated open (P1). A new field must not show where it is not set.
+func TestDigestsStayTheSame(t *testing.T) {
+	t.Parallel()
+	for want, r := range map[string]api.OpenRequest{
+		"13311b09943064cbe4077e23ee4ba502d0bdc4b3dfb88b5d9e64fd0e2f48f246": {Argv: []string{"true"}},
+		"b27701de2e9f97f15ab6528d839049282143cad2bf772672636a52cc7031f6c9": {Argv: []string{"a", "<&>é"}, Cwd: "x/y", Env: map[string]string{"B": "2", "A": "1"}, Stdin: true, PTY: &api.Winsize{Rows: 24, Cols: 80},
+			Limits: api.Limits{DeadlineMillis: 1, SpoolBytes: 1 << 20, Overflow: api.OverflowDropOldest, MemoryBytes: 1 << 30, Pids: 99}},
+	} {
+		d := digestOf(r, "box_aaaaaaaaaaaaaaaaaaaaaaaaaa")
+		if got := hex.EncodeToString(d[:]); got != want {
+			t.Errorf("%+v: %s, want %s", r, got, want)
+		}
+	}
 }
