@@ -74,7 +74,7 @@ func genuineIn(t *testing.T, sdk, dir string, flags ...string) *live {
 		return resp.StatusCode == http.StatusOK, resp.Body.Close()
 	})
 	http.DefaultClient.CloseIdleConnections()
-	return &live{t: t, dir: dir, stop: stop, at: Addresses{Control: "ws://127.0.0.1:" + strconv.Itoa(control) + "/control/ws",
+	return &live{t: t, dir: dir, stop: stop, deaf: true, at: Addresses{Control: "ws://127.0.0.1:" + strconv.Itoa(control) + "/control/ws",
 		Plugin: "ws://127.0.0.1:" + strconv.Itoa(plugin) + "/plugin/debug/ws"}}
 }
 

@@ -29,6 +29,7 @@ type live struct {
 	dir  string
 	at   Addresses
 	stop func() error // of the runtime; may be called again
+	deaf bool         // while it installs, it answers no ping
 }
 
 // start runs a runtime with an SDK ("" needs none: no worker will run) until the
@@ -91,6 +92,9 @@ func logger(t *testing.T) *slog.Logger {
 func (r *live) dial(cfg lbhost.Config) *lbhost.Host {
 	r.t.Helper()
 	cfg.Dir = filepath.Join(r.dir, "langbot")
+	if r.deaf {
+		cfg.PingEvery = -1
+	}
 	h, err := lbhost.Dial(r.t.Context(), r.at.Control, cfg)
 	if err != nil {
 		r.t.Fatal(err)
