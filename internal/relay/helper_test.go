@@ -192,14 +192,14 @@ func run(t testing.TB, h *Hub, p *peer, req JobRequest) *Job {
 	return j
 }
 
-// collect reads a job to its end.
+// collect reads a job to its end, however long that takes as long as something comes.
 func collect(t testing.TB, j *Job) ([]string, error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), soon)
-	defer cancel()
 	var all []string
 	for {
+		ctx, cancel := context.WithTimeout(context.Background(), soon)
 		e, err := j.Next(ctx)
+		cancel()
 		if errors.Is(err, io.EOF) {
 			return all, nil
 		}

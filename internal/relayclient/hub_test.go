@@ -114,13 +114,13 @@ func payload(kind, mode, notes string, more map[string]any) json.RawMessage {
 
 var kinds = []string{"acp", "claude", "codex"}
 
-// events reads a job to its end.
+// events reads a job to its end, however long that takes as long as something comes.
 func events(t *testing.T, j *relay.Job) (all []json.RawMessage) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(bg, soon)
-	defer cancel()
 	for {
+		ctx, cancel := context.WithTimeout(bg, soon)
 		e, err := j.Next(ctx)
+		cancel()
 		if errors.Is(err, io.EOF) {
 			return all
 		}
@@ -346,10 +346,10 @@ func TestStoppedClientSettles(t *testing.T) {
 
 // drainAny reads a job until it ends, however.
 func drainAny(j *relay.Job) (all []json.RawMessage) {
-	ctx, cancel := context.WithTimeout(bg, soon)
-	defer cancel()
 	for {
+		ctx, cancel := context.WithTimeout(bg, soon)
 		e, err := j.Next(ctx)
+		cancel()
 		if err != nil {
 			return all
 		}
