@@ -16,19 +16,21 @@ import (
 func TestRedact(t *testing.T) {
 	t.Parallel()
 	for in, want := range map[string]string{
-		"Authorization: Bearer abc.def":         "Authorization: [REDACTED]",
-		"authorization=Basic Zm9v; x=1":         "authorization=[REDACTED]",
-		"curl -H 'authorization: Basic Zm9v' x": "curl -H 'authorization: [REDACTED]' x",
-		"got bearer abc, then more":             "got bearer [REDACTED], then more",
-		`{"api_key": "k-1", "n": 2}`:            `{"api_key": [REDACTED], "n": 2}`,
-		"OPENAI_API_KEY=abc next":               "OPENAI_API_KEY=[REDACTED] next",
-		"LANGBOT_AGENT_MCP_TOKEN=abc":           "LANGBOT_AGENT_MCP_TOKEN=[REDACTED]",
-		"langbot_asset_run_token: abc":          "langbot_asset_run_token: [REDACTED]",
-		"my password = 'a b c' here":            "my password = [REDACTED] here",
-		"client_secret:x":                       "client_secret:[REDACTED]",
-		"key sk-ant-0123456789 was refused":     "key [REDACTED] was refused",
-		"a secretary, 12 tokens, no key":        "a secretary, 12 tokens, no key",
-		"":                                      "",
+		"Authorization: Bearer abc.def":             "Authorization: [REDACTED]",
+		"authorization=Basic Zm9v; x=1":             "authorization=[REDACTED]",
+		"curl -H 'authorization: Basic Zm9v' x":     "curl -H 'authorization: [REDACTED]' x",
+		"got bearer abc, then more":                 "got bearer [REDACTED], then more",
+		`{"api_key": "k-1", "n": 2}`:                `{"api_key": [REDACTED], "n": 2}`,
+		"OPENAI_API_KEY=abc next":                   "OPENAI_API_KEY=[REDACTED] next",
+		"LANGBOT_AGENT_MCP_TOKEN=abc":               "LANGBOT_AGENT_MCP_TOKEN=[REDACTED]",
+		"langbot_asset_run_token: abc":              "langbot_asset_run_token: [REDACTED]",
+		"my password = 'a b c' here":                "my password = [REDACTED] here",
+		"client_secret:x":                           "client_secret:[REDACTED]",
+		"key sk-ant-0123456789 was refused":         "key [REDACTED] was refused",
+		"no route to http://me:pass!w@proxy:8080/x": "no route to http://me:[REDACTED]@proxy:8080/x",
+		"http://localhost:8080/a@b":                 "http://localhost:8080/a@b",
+		"a secretary, 12 tokens, no key":            "a secretary, 12 tokens, no key",
+		"":                                          "",
 	} {
 		if got := Redact(in); got != want {
 			t.Errorf("%q: %q, want %q", in, got, want)

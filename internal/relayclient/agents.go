@@ -112,6 +112,9 @@ func (a *agents) Run(ctx context.Context, jobID string, payload json.RawMessage,
 	if run != nil {
 		defer run.clean()
 	}
+	if err == nil && ctx.Err() != nil {
+		return context.Cause(ctx) // cancelled before anything was started
+	}
 	if err == nil {
 		err = run.start()
 	}

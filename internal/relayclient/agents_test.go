@@ -1,6 +1,9 @@
 package relayclient
 
 import (
+	"bytes"
+	"context"
+	"encoding/json"
 	"errors"
 	"io/fs"
 	"log/slog"
@@ -11,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/stockade-run/stockade/internal/relay"
+	"github.com/stockade-run/stockade/internal/relaywire"
 )
 
 // What an agent leaves behind, be it finished or dead, is ended before the job's end,
@@ -165,5 +169,22 @@ func TestLeftScratchIsRemoved(t *testing.T) {
 		if err := s.remove(); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// A job that was cancelled before its agent was started starts none.
+func TestCancelledBeforeTheStart(t *testing.T) {
+	t.Parallel()
+	var log bytes.Buffer
+	a, err := newAgents(Config{AllowCommand: []string{"*"}}, relaywire.Limits{}.WithDefaults(), t.TempDir(), slog.New(slog.NewTextHandler(&log, nil)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.close()
+	ctx, cancel := context.WithCancelCause(bg)
+	cancel(errCancelled)
+	err = a.Run(ctx, "j", payload("claude", "", filepath.Join(t.TempDir(), "notes"), nil), func(json.RawMessage) error { return nil }, MCP{})
+	if err != errCancelled || strings.Contains(log.String(), "an agent runs") {
+		t.Errorf("%v, and the log says %s", err, &log)
 	}
 }
