@@ -85,6 +85,7 @@ func TestVendorAgents(t *testing.T) {
 			}
 			h, url := newHub(t, nil)
 			work := t.TempDir()
+			t.Setenv("TMPDIR", t.TempDir()) // where Claude Code leaves notes of each session
 			connect(t, url, "d", func(c *Config) { c.AllowWorkspace, c.AllowCommand = []string{work}, []string{program} })
 			// Codex wants a home that is not below a temporary directory.
 			home, err := os.MkdirTemp("/var/tmp", "relayclient")
