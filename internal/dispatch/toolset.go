@@ -31,6 +31,8 @@ const (
 	maxToolAnswer = 16 << 20
 	toolTime      = 10 * time.Minute
 	endTime       = 5 * time.Second
+	handshakeTime = 10 * time.Second
+	idleTime      = 90 * time.Second
 	maxSession    = 1024
 )
 
@@ -49,7 +51,10 @@ type grant struct {
 
 func newGrant(name string, set ToolSet, log *slog.Logger) *grant {
 	return &grant{name: name, set: set, log: log, http: &http.Client{
-		Timeout:       toolTime,
+		Timeout: toolTime,
+		// Its own, because end closes what is idle: not that of the whole program.
+		Transport: &http.Transport{Proxy: http.ProxyFromEnvironment, ForceAttemptHTTP2: true,
+			TLSHandshakeTimeout: handshakeTime, IdleConnTimeout: idleTime},
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }, // the key stays with this address
 	}}
 }

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"net/http/httptrace"
 	"strings"
 	"testing"
 	"time"
@@ -166,5 +167,37 @@ func TestAGrantedToolSetIsTheJobs(t *testing.T) {
 	}
 	if id := <-ended; id != "s-1" {
 		t.Errorf("the session %q was ended", id)
+	}
+}
+
+// The end of a job's grant closes its own connections, not those that the rest of the
+// program keeps.
+func TestTheEndOfAGrantClosesItsOwnConnections(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusAccepted) }))
+	defer server.Close()
+	defer http.DefaultClient.CloseIdleConnections()
+	reused := false
+	ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{GotConn: func(c httptrace.GotConnInfo) { reused = c.Reused }})
+	for range 2 {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, server.URL, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.Copy(io.Discard, resp.Body); err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		g := newGrant("x", ToolSet{URL: server.URL}, slog.New(slog.DiscardHandler))
+		if _, err := g.Call(t.Context(), json.RawMessage(`{"method":"x"}`)); err != nil {
+			t.Fatal(err)
+		}
+		g.end()
+	}
+	if !reused {
+		t.Error("a connection of somebody else was closed")
 	}
 }

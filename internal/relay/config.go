@@ -82,7 +82,7 @@ type JobInfo struct {
 	ID          string    `json:"job_id"`
 	DaemonID    string    `json:"daemon_id"`
 	Incarnation uint64    `json:"incarnation"`
-	State       string    `json:"state"` // starting, running, cancelling
+	State       string    `json:"state"` // starting, running, cancelling, settling
 	StartedAt   time.Time `json:"started_at"`
 	Deadline    time.Time `json:"deadline"`
 	Events      int64     `json:"events"`       // received
