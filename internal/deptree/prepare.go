@@ -69,6 +69,16 @@ func (s *Store) Prepare(ctx context.Context, artifactDigest, code string) (Tree,
 	return s.tree(key.Digest), nil
 }
 
+// Ready reports whether Prepare is known to need no installer: the tree is there, or
+// nothing is asked for. It asks no interpreter.
+func (s *Store) Ready(artifactDigest, code string) bool {
+	requirements, err := readRequirements(code)
+	if err != nil || len(strings.TrimSpace(string(requirements))) == 0 {
+		return true // at once, or refused at once
+	}
+	return s.check(s.key(artifactDigest, requirements)) == ""
+}
+
 func (s *Store) failed() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

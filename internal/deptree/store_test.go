@@ -26,9 +26,15 @@ func TestPrepare(t *testing.T) {
 	f := installs("toy", "1.5")
 	s := openStore(t, Config{Install: f})
 	src := code(t, "# things\n\ntoy >= 1 ; python_version > '3'\nnever ; python_version < '3'\nlangbot-plugin>=0.7\n")
+	if s.Ready(someArtifact, src) || !s.Ready(someArtifact, code(t, "\n")) {
+		t.Error("ready before it was prepared, or not where nothing is asked for")
+	}
 	first, err := s.Prepare(t.Context(), someArtifact, src)
 	if err != nil {
 		t.Fatal(err)
+	}
+	if !s.Ready(someArtifact, src) {
+		t.Error("not ready when it was prepared")
 	}
 	again, err := s.Prepare(t.Context(), someArtifact, src)
 	if err != nil || again != first || f.runs.Load() != 1 {

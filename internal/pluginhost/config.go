@@ -30,6 +30,8 @@ type Host interface {
 // Trees prepares dependency trees; *deptree.Store is one.
 type Trees interface {
 	Prepare(ctx context.Context, artifactDigest, code string) (deptree.Tree, error)
+	// Ready reports whether Prepare is known to need no installer.
+	Ready(artifactDigest, code string) bool
 }
 
 // Processes answers the actions by which the runners of granted plugins run processes;

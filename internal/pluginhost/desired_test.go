@@ -247,6 +247,47 @@ func TestNewerRevisionInterruptsPreparing(t *testing.T) {
 	})
 }
 
+// A reconcile launches what needs no installer first: an index that hangs for one
+// installation holds no other up, whatever the order they are named or were used in.
+func TestReconcileDoesNotWaitForInstallers(t *testing.T) {
+	pol := policy()
+	pol.MaxConcurrentRestarts = 1
+	inBubble(t, pluginwire.ProfileOSS, pol, func(r *rig) {
+		p, q := pack(r.t, "toy", "1"), pack(r.t, "toy", "2")
+		slow, a, b := p.bind("inst-slow", 1, 1), q.bind("inst-a", 1, 1), q.bind("inst-b", 1, 1)
+		for _, k := range []pkg{p, q} {
+			if _, err := r.m.cfg.Artifacts.Install(r.t.Context(), k.digest, k.archive); err != nil {
+				r.t.Fatal(err)
+			}
+		}
+		r.trees.absent = p.digest
+		let := make(chan struct{})
+		r.trees.set(func(_ context.Context, digest string) error {
+			if digest == p.digest {
+				<-let
+			}
+			return nil
+		})
+		done := make(chan pluginwire.ReconcileResult, 1)
+		go func() {
+			res, err := r.m.Reconcile(r.t.Context(), want(pluginwire.ModeDedicated, slow, a, b))
+			if err != nil {
+				r.t.Error(err)
+			}
+			done <- res
+		}()
+		synctest.Wait()
+		r.state(a, pluginwire.StateRunning)
+		r.state(b, pluginwire.StateRunning)
+		close(let)
+		if res := <-done; !slices.Equal(res.Applied, []string{"inst-slow", "inst-a", "inst-b"}) {
+			r.t.Errorf("%+v", res)
+		}
+		synctest.Wait()
+		r.state(slow, pluginwire.StateRunning)
+	})
+}
+
 // A newer revision, or a removal, that was already waiting when the older one's
 // preparing began ends it just as well.
 func TestChangeThatWaitsInterruptsPreparing(t *testing.T) {

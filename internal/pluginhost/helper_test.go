@@ -189,6 +189,7 @@ type fakeTrees struct {
 	mu      sync.Mutex
 	hook    func(ctx context.Context, digest string) error
 	suffix  string // of the tree's digest
+	absent  string // artifact whose tree is not there
 	now     int
 	most    int
 	started int
@@ -208,6 +209,12 @@ func (f *fakeTrees) Prepare(ctx context.Context, digest, code string) (deptree.T
 		}
 	}
 	return deptree.Tree{Digest: "tree-of-" + digest + suffix, SitePackages: "/site"}, nil
+}
+
+func (f *fakeTrees) Ready(digest, _ string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return digest != f.absent
 }
 
 func (f *fakeTrees) set(hook func(ctx context.Context, digest string) error) {

@@ -16,7 +16,8 @@ import (
 // packages that are already here. One stale entry refuses all of it before
 // anything changes. One at a time; an entry that cannot run is reported and does
 // not fail the others. Installations that were used last are launched first, also
-// those that an earlier runtime in this directory ran.
+// those that an earlier runtime in this directory ran; whose dependencies are still to
+// be installed come last, so that a package index that hangs holds nobody else up.
 func (m *Manager) Reconcile(ctx context.Context, want []pluginwire.DesiredState) (pluginwire.ReconcileResult, error) {
 	none := pluginwire.ReconcileResult{}
 	unlock, err := m.recon.acquire(ctx)
@@ -54,7 +55,7 @@ func (m *Manager) Reconcile(ctx context.Context, want []pluginwire.DesiredState)
 	}
 	// What was used last is launched first: after the runtime was restarted, its users
 	// wait least.
-	ordered := m.uses.order(want)
+	ordered := m.preparedFirst(m.uses.order(want))
 	states := map[string]pluginwire.StateResult{}
 	for start := 0; start < len(ordered); start += batch {
 		part := ordered[start:min(start+batch, len(ordered))]
@@ -86,6 +87,21 @@ func (m *Manager) Reconcile(ctx context.Context, want []pluginwire.DesiredState)
 	defer m.mu.Unlock()
 	m.table.Collect(keep, marks)
 	return res, nil
+}
+
+// preparedFirst puts what needs no installer before what does.
+func (m *Manager) preparedFirst(want []pluginwire.DesiredState) []pluginwire.DesiredState {
+	ready := map[string]bool{} // by artifact
+	for _, w := range want {
+		digest := w.Binding.ArtifactDigest
+		if _, known := ready[digest]; !known {
+			a, found, err := m.cfg.Artifacts.Lookup(digest)
+			ready[digest] = err != nil || !found || m.trees.Ready(digest, a.Code)
+		}
+	}
+	installs := func(w pluginwire.DesiredState) bool { return w.Enabled && !ready[w.Binding.ArtifactDigest] }
+	return slices.Concat(slices.DeleteFunc(slices.Clone(want), installs),
+		slices.DeleteFunc(slices.Clone(want), func(w pluginwire.DesiredState) bool { return !installs(w) }))
 }
 
 // withdrawers bounds how many installations a reconcile removes at a time.
