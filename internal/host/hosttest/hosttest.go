@@ -391,7 +391,7 @@ func (h *Host) cleanup() {
 	h.Client().CloseIdle()
 	// A program's last moments may outlast what it did: the race detector's exit
 	// takes a second.
-	for end := time.Now().Add(10 * time.Second); len(h.Programs("")) > 0 && time.Now().Before(end); {
+	for end := time.Now().Add(time.Minute); len(h.Programs("")) > 0 && time.Now().Before(end); {
 		<-time.After(10 * time.Millisecond)
 	}
 	for _, pid := range h.Programs("") {
