@@ -87,7 +87,12 @@ func (m *Manager) container(b *box, spec wire.ProcSpec) (oci.Container, error) {
 		binds = append(binds, oci.Bind{Source: m.volumeDir(b.id, v.name), Dest: v.dest, Writable: true})
 	}
 	for i, mt := range b.rec.Spec.Mounts {
-		binds = append(binds, oci.Bind{Source: m.pinPath(b, i), Dest: mt.Dest, Writable: mt.Writable})
+		pin := m.pinPath(b, i)
+		var st unix.Statfs_t
+		if err := unix.Statfs(pin, &st); err != nil {
+			return oci.Container{}, fmt.Errorf("look at the mount %s: %w", mt.Dest, err)
+		}
+		binds = append(binds, oci.Bind{Source: pin, Dest: mt.Dest, Writable: mt.Writable, NoExec: st.Flags&unix.ST_NOEXEC != 0})
 	}
 	limits := m.mode.Enforceable(b.rec.Spec.Limits)
 	tmp := int64(maxTmp)

@@ -10,6 +10,7 @@ import (
 	"github.com/stockade-run/stockade/internal/api"
 	"github.com/stockade-run/stockade/internal/errdefs"
 	"github.com/stockade-run/stockade/internal/ident"
+	"github.com/stockade-run/stockade/internal/need"
 	"github.com/stockade-run/stockade/internal/wire"
 )
 
@@ -198,6 +199,30 @@ func TestMountOfRootsGroup(t *testing.T) {
 		var st unix.Stat_t
 		if err := unix.Lstat(filepath.Join(m.Source, "evil"), &st); err != nil || st.Uid != person || st.Gid == 0 && st.Mode&unix.S_ISGID != 0 {
 			t.Errorf("%s: owner %d:%d, mode %o, %v", m.Dest, st.Uid, st.Gid, st.Mode, err)
+		}
+	}
+}
+
+// A directory of a file system that is mounted noexec can be shown: there it stays.
+func TestMountsOfANoexecFileSystem(t *testing.T) {
+	t.Parallel()
+	need.Runc(t)
+	allowed := t.TempDir()
+	err := unix.Mount("tmpfs", allowed, "tmpfs", unix.MS_NOEXEC, "mode=755,size=1m")
+	need.That(t, err == nil, "this test mounts a tmpfs, which is refused: %v", err)
+	t.Cleanup(func() {
+		if err := unix.Unmount(allowed, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	writeFile(t, filepath.Join(allowed, "x"), "#!/bin/sh\necho ran\n", 0o755)
+	f := newFixture(t, func(c *Config) { c.AllowMounts = []string{allowed} })
+	for _, writable := range []bool{false, true} {
+		id := f.put(func(s *wire.BoxSpec) {
+			s.Mounts = []api.Mount{{Source: allowed, Dest: "/mnt/data", Writable: writable}}
+		})
+		if out := f.sh(id, `tail -n 1 /mnt/data/x; /mnt/data/x 2>/dev/null || echo refused`); out != "echo ran\nrefused\n" {
+			t.Errorf("writable %v: got %q", writable, out)
 		}
 	}
 }

@@ -45,6 +45,7 @@ type Bind struct {
 	Source   string
 	Dest     string
 	Writable bool
+	NoExec   bool // Source's file system is mounted noexec: in a user namespace that may not be dropped
 }
 
 // Container is everything the specification of one process is made from.
@@ -164,6 +165,9 @@ func bind(b Bind, deepRO bool) specs.Mount {
 		opts = append(opts, "ro", "rro")
 	default:
 		opts = append(opts, "ro")
+	}
+	if b.NoExec {
+		opts = append(opts, "noexec")
 	}
 	return specs.Mount{Destination: b.Dest, Type: "bind", Source: b.Source, Options: opts}
 }

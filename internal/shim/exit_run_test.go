@@ -106,7 +106,7 @@ func scratch(content string) option {
 		if err := os.WriteFile(file, []byte(content), 0o755); err != nil {
 			panic(err)
 		}
-		s.Mounts = append(s.Mounts, specs.Mount{Destination: "/tmp/script", Type: "bind", Source: file, Options: []string{"bind", "ro"}})
+		s.Mounts = append(s.Mounts, specs.Mount{Destination: "/tmp/script", Type: "bind", Source: file, Options: []string{"bind", "ro", "nosuid", "nodev"}})
 	}
 }
 
