@@ -1,9 +1,17 @@
 package pluginruntime
 
 import (
+	"flag"
+	machine "runtime"
+	"strconv"
 	"testing"
 
 	"go.uber.org/goleak"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	// The test of a killed runtime does little but wait, for more than a minute: it does
+	// not take the place of one that works.
+	_ = flag.Set("test.parallel", strconv.Itoa(machine.GOMAXPROCS(0)+1))
+	goleak.VerifyTestMain(m)
+}

@@ -2,9 +2,9 @@
 // at the same time, over stdio or a WebSocket, with the limits of pluginwire.
 //
 // A Conn has one goroutine that reads and one for each inbound action that runs, of
-// which there are at most MaxInflight and a few reserved ones. Whoever sends writes by
-// itself, one at a time: nothing is queued behind a peer that does not read, and a peer
-// that takes nothing for the stall time loses its connection.
+// which there are at most MaxInflight, a few reserved ones, and a cancel for each.
+// Whoever sends writes by itself, one at a time: nothing is queued behind a peer that
+// does not read, and a peer that takes nothing for the stall time loses its connection.
 package rpc
 
 import (
