@@ -50,7 +50,7 @@ type Config struct {
 	Box struct {
 		MaxPerTarget    int           `koanf:"max_per_target" doc:"Boxes at a time on one target."`
 		MaxPerWorkspace int           `koanf:"max_per_workspace" doc:"Boxes at a time of one workspace."`
-		Idle            time.Duration `koanf:"idle" doc:"A box without process, run or fence is removed after so long."`
+		Idle            time.Duration `koanf:"idle" doc:"A box without process, run, fence or transfer of files is removed after so long."`
 		CPUMillis       int64         `koanf:"cpu_millis" doc:"Processor share of a box whose request names none; 1000 is one processor."`
 		MemoryBytes     int64         `koanf:"memory_bytes" doc:"Memory of a box whose request names none."`
 		Pids            int64         `koanf:"pids" doc:"Processes and threads of a box whose request names none."`
