@@ -99,7 +99,7 @@ func (c *Client) PutFiles(ctx context.Context, box, path string, tar io.Reader) 
 
 // GetFiles returns path of a box as a tar stream, which the caller closes. Its names begin
 // with the last element of path, or are below it where that is a dot. A tar
-// that ends without its end marker was cut off; archive/tar says so.
+// that ends without its end marker was cut off, which archive/tar does not always say.
 func (c *Client) GetFiles(ctx context.Context, box, path string) (io.ReadCloser, error) {
 	resp, err := c.send(ctx, call{method: http.MethodGet, path: "/v1/boxes/" + seg(box) + "/files",
 		query: url.Values{"path": {path}}, accept: "application/x-tar", safe: true})

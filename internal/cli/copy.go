@@ -178,20 +178,20 @@ func renamed(r io.Reader, name string) (archive io.Reader, single bool, err erro
 	if err != nil || h.Typeflag == tar.TypeDir || strings.Contains(h.Name, "/") {
 		return io.MultiReader(&seen, r), false, nil
 	}
-	in = tar.NewReader(io.MultiReader(&seen, r))
+	whole := tartree.NewReader(io.MultiReader(&seen, r))
 	pr, pw := io.Pipe()
 	go func() {
 		out := tar.NewWriter(pw)
-		h, err := in.Next()
+		h, err := whole.Next()
 		if err == nil {
 			h.Name = name
 			err = out.WriteHeader(h)
 		}
 		if err == nil {
-			_, err = io.Copy(out, in)
+			_, err = io.Copy(out, whole)
 		}
 		if err == nil {
-			if _, err = in.Next(); errors.Is(err, io.EOF) { // whole, else its end is missing
+			if _, err = whole.Next(); errors.Is(err, io.EOF) { // whole, else its end is missing
 				err = out.Close()
 			}
 		}

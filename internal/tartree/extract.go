@@ -49,18 +49,28 @@ type Stats struct {
 // parents are made with mode 0755. An existing file or link is replaced, never
 // written through; an existing directory is kept and gets the archive's mode; a
 // directory is never replaced by something else. Errors: invalid for an archive
-// that is damaged or asks for what is not allowed, exhausted for limits and full
+// that is damaged or cut off (but for an image's layer, an end marker is asked for) or asks for what is not allowed, exhausted for limits and full
 // disks. What was made before an error stays.
 func Extract(ctx context.Context, root *os.Root, r io.Reader, opt ExtractOptions) (Stats, error) {
 	x := &extraction{root: root, opt: opt, budget: budget{limits: opt.Limits.filled(), room: opt.Room}}
 	if opt.Image {
 		x.made = map[string]bool{}
 	}
-	err := x.run(ctx, tar.NewReader(r))
+	var in entries = NewReader(r)
+	if opt.Image {
+		in = tar.NewReader(r) // some tools write no end marker, and a digest says whether a layer is whole
+	}
+	err := x.run(ctx, in)
 	return Stats{Bytes: x.budget.bytes, Entries: x.budget.entries}, err
 }
 
-func (x *extraction) run(ctx context.Context, tr *tar.Reader) error {
+// entries is what a tar.Reader and a Reader have in common.
+type entries interface {
+	io.Reader
+	Next() (*tar.Header, error)
+}
+
+func (x *extraction) run(ctx context.Context, tr entries) error {
 	for {
 		if err := ctx.Err(); err != nil {
 			return err
