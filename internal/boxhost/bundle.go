@@ -88,11 +88,11 @@ func (m *Manager) container(b *box, spec wire.ProcSpec) (oci.Container, error) {
 	}
 	for i, mt := range b.rec.Spec.Mounts {
 		pin := m.pinPath(b, i)
-		var st unix.Statfs_t
-		if err := unix.Statfs(pin, &st); err != nil {
-			return oci.Container{}, fmt.Errorf("look at the mount %s: %w", mt.Dest, err)
+		noexec, err := oci.NoExec(pin)
+		if err != nil {
+			return oci.Container{}, err
 		}
-		binds = append(binds, oci.Bind{Source: pin, Dest: mt.Dest, Writable: mt.Writable, NoExec: st.Flags&unix.ST_NOEXEC != 0})
+		binds = append(binds, oci.Bind{Source: pin, Dest: mt.Dest, Writable: mt.Writable, NoExec: noexec})
 	}
 	limits := m.mode.Enforceable(b.rec.Spec.Limits)
 	tmp := int64(maxTmp)

@@ -6,6 +6,7 @@ import (
 	"strconv"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
 
 	"github.com/stockade-run/stockade/internal/wire"
 )
@@ -46,6 +47,16 @@ type Bind struct {
 	Dest     string
 	Writable bool
 	NoExec   bool // Source's file system is mounted noexec: in a user namespace that may not be dropped
+}
+
+// NoExec reports whether the file system of a path is mounted noexec, for
+// [Bind].NoExec.
+func NoExec(path string) (bool, error) {
+	var st unix.Statfs_t
+	if err := unix.Statfs(path, &st); err != nil {
+		return false, fmt.Errorf("look at the file system of %s: %w", path, err)
+	}
+	return st.Flags&unix.ST_NOEXEC != 0, nil
 }
 
 // Container is everything the specification of one process is made from.

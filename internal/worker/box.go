@@ -331,6 +331,12 @@ func (b *box) container(l launch, sh shape, s slot) (oci.Container, error) {
 	for _, d := range sh.late { // above a writable mount: after it
 		binds = append(binds, oci.Bind{Source: d, Dest: d})
 	}
+	for i := range binds {
+		var err error
+		if binds[i].NoExec, err = oci.NoExec(binds[i].Source); err != nil {
+			return oci.Container{}, err
+		}
+	}
 	files, err := hard(unix.RLIMIT_NOFILE)
 	if err != nil {
 		return oci.Container{}, err

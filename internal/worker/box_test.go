@@ -473,3 +473,26 @@ func TestPolicyWithoutHardLimits(t *testing.T) {
 		t.Errorf("%+v", l)
 	}
 }
+
+// The data directory may be on a file system that is mounted noexec: a worker executes
+// nothing from there.
+func TestBoxOfANoexecDataDirectory(t *testing.T) {
+	t.Parallel()
+	r := newBox(t, bare(t, look))
+	base := filepath.Dir(r.spec.Private.Data)
+	err := unix.Mount("tmpfs", base, "tmpfs", unix.MS_NOEXEC, "mode=755,size=1m")
+	need.That(t, err == nil, "this test mounts a tmpfs, which is refused: %v", err)
+	t.Cleanup(func() {
+		if err := unix.Unmount(base, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	for _, d := range []string{r.spec.Private.Home, r.spec.Private.Tmp, r.spec.Private.Data} {
+		if err := os.MkdirAll(d, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if s := looks(t, r, `{"write":["/data"]}`); !s.Write["/data"] {
+		t.Errorf("%+v", s)
+	}
+}
