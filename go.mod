@@ -1,6 +1,7 @@
 module github.com/stockade-run/stockade
 
-go 1.26.0
+// Before 1.26.5 a path can lead out of an os.Root (CVE-2026-32282, CVE-2026-39822).
+go 1.26.5
 
 require (
 	github.com/cenkalti/backoff/v5 v5.0.3
