@@ -11,8 +11,7 @@ import (
 	"syscall"
 	"testing"
 
-	"go.uber.org/goleak"
-
+	"github.com/stockade-run/stockade/internal/need"
 	"github.com/stockade-run/stockade/internal/plugintest"
 )
 
@@ -28,7 +27,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv(crashArchive) != "" {
 		os.Exit(crash())
 	}
-	goleak.VerifyTestMain(m)
+	need.Main(m)
 }
 
 func crash() int {

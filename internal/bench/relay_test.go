@@ -10,8 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"github.com/stockade-run/stockade/internal/need"
 )
 
@@ -30,7 +28,7 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	goleak.VerifyTestMain(m)
+	need.Main(m)
 }
 
 func small(t *testing.T) RelayConfig {

@@ -15,8 +15,6 @@ import (
 	"syscall"
 	"testing"
 
-	"go.uber.org/goleak"
-
 	"github.com/stockade-run/stockade/internal/api"
 	"github.com/stockade-run/stockade/internal/errdefs"
 	"github.com/stockade-run/stockade/internal/ident"
@@ -25,7 +23,7 @@ import (
 	"github.com/stockade-run/stockade/internal/wire"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { need.Main(m) }
 
 // script stands in for the real PID 1: init --cwd DIR -- ARGV.
 const script = "#!/bin/sh\ncd \"$3\" || exit 125\nshift 4\nexec \"$@\"\n"

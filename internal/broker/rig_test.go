@@ -9,28 +9,20 @@ import (
 	"testing/synctest"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"github.com/stockade-run/stockade/internal/api"
 	"github.com/stockade-run/stockade/internal/authz"
 	"github.com/stockade-run/stockade/internal/errdefs"
 	"github.com/stockade-run/stockade/internal/gateway"
 	"github.com/stockade-run/stockade/internal/host/hosttest"
 	"github.com/stockade-run/stockade/internal/ident"
+	"github.com/stockade-run/stockade/internal/need"
 	"github.com/stockade-run/stockade/internal/secret"
 	"github.com/stockade-run/stockade/internal/store"
 	"github.com/stockade-run/stockade/internal/store/sqlite"
 )
 
 func TestMain(m *testing.M) {
-	os.Exit(hosttest.Main(func() int {
-		code := m.Run()
-		if err := goleak.Find(); err != nil && code == 0 {
-			os.Stderr.WriteString(err.Error() + "\n")
-			return 1
-		}
-		return code
-	}))
+	os.Exit(hosttest.Main(func() int { return need.Run(m) }))
 }
 
 // rig is a whole server without its edges: a real ledger, a broker, and one

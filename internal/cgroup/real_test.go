@@ -16,8 +16,6 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"github.com/stockade-run/stockade/internal/api"
 	"github.com/stockade-run/stockade/internal/errdefs"
 	"github.com/stockade-run/stockade/internal/need"
@@ -29,7 +27,7 @@ const childEnv = "STOCKADE_CGROUP_TEST_CHILD"
 func TestMain(m *testing.M) {
 	switch mode := os.Getenv(childEnv); mode {
 	case "":
-		goleak.VerifyTestMain(m)
+		need.Main(m)
 	case "alloc": // uses memory until it is stopped, once it may begin
 		_, _ = os.Stdin.Read(make([]byte, 1))
 		var keep [][]byte

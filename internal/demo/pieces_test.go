@@ -15,15 +15,15 @@ import (
 	"testing/iotest"
 	"time"
 
-	"go.uber.org/goleak"
 	"pgregory.net/rapid"
 
 	"github.com/stockade-run/stockade/client"
 	"github.com/stockade-run/stockade/internal/errdefs"
+	"github.com/stockade-run/stockade/internal/need"
 	"github.com/stockade-run/stockade/internal/testagent"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { need.Main(m) }
 
 // unpack writes the repository into a directory.
 func unpack(t *testing.T, agent string) string {

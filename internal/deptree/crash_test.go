@@ -11,7 +11,7 @@ import (
 	"syscall"
 	"testing"
 
-	"go.uber.org/goleak"
+	"github.com/stockade-run/stockade/internal/need"
 )
 
 // crashEnv makes the test binary prepare a tree and kill itself at a step.
@@ -26,7 +26,7 @@ func TestMain(m *testing.M) {
 	if plan := os.Getenv(crashEnv); plan != "" {
 		os.Exit(crash(plan))
 	}
-	goleak.VerifyTestMain(m)
+	need.Main(m)
 }
 
 func crash(plan string) int {

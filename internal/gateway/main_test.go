@@ -11,16 +11,11 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
+	"github.com/stockade-run/stockade/internal/need"
 	"github.com/stockade-run/stockade/internal/netns"
 )
 
-// net/http lets a connection whose request it did not read to the end linger for
-// half a second, in a goroutine nobody can join.
-func TestMain(m *testing.M) {
-	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("net/http.(*conn).closeWriteAndWait"))
-}
+func TestMain(m *testing.M) { need.Main(m) }
 
 // canary is the operator's key in these tests; nothing a run can see may hold it.
 const canary = "sk-canary-0123456789abcdef"

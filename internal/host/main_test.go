@@ -4,18 +4,10 @@ import (
 	"os"
 	"testing"
 
-	"go.uber.org/goleak"
-
 	"github.com/stockade-run/stockade/internal/host/hosttest"
+	"github.com/stockade-run/stockade/internal/need"
 )
 
 func TestMain(m *testing.M) {
-	os.Exit(hosttest.Main(func() int {
-		code := m.Run()
-		if err := goleak.Find(); code == 0 && err != nil {
-			os.Stderr.WriteString(err.Error() + "\n")
-			return 1
-		}
-		return code
-	}))
+	os.Exit(hosttest.Main(func() int { return need.Run(m) }))
 }

@@ -15,27 +15,19 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"github.com/stockade-run/stockade/internal/api"
 	"github.com/stockade-run/stockade/internal/authz"
 	"github.com/stockade-run/stockade/internal/broker"
 	"github.com/stockade-run/stockade/internal/errdefs"
 	"github.com/stockade-run/stockade/internal/host/hosttest"
 	"github.com/stockade-run/stockade/internal/metrics"
+	"github.com/stockade-run/stockade/internal/need"
 	"github.com/stockade-run/stockade/internal/store"
 )
 
 // The test binary is also the host program of whole_test.go.
 func TestMain(m *testing.M) {
-	os.Exit(hosttest.Main(func() int {
-		code := m.Run()
-		if err := goleak.Find(); err != nil && code == 0 {
-			os.Stderr.WriteString(err.Error() + "\n")
-			return 1
-		}
-		return code
-	}))
+	os.Exit(hosttest.Main(func() int { return need.Run(m) }))
 }
 
 const fakeHandle = "proc_aaaaaaaaaaaaaaaaaaaaaaaaaa"

@@ -18,14 +18,13 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"github.com/klauspost/compress/zstd"
-	"go.uber.org/goleak"
 
 	"github.com/stockade-run/stockade/internal/errdefs"
 	"github.com/stockade-run/stockade/internal/need"
 	"github.com/stockade-run/stockade/internal/tartree"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { need.Main(m) }
 
 func open(t *testing.T, limits tartree.Limits) *Store {
 	t.Helper()

@@ -12,7 +12,9 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
+	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 )
 
@@ -30,6 +32,28 @@ func Root(t testing.TB) {
 	if os.Geteuid() != 0 {
 		missing(t, "this test needs root: run it with sudo")
 	}
+}
+
+// Main is the TestMain of a package: it runs the tests as [Run] does and exits.
+func Main(m *testing.M) { os.Exit(Run(m)) }
+
+// Run runs the tests of a package, and fails them if goroutines of theirs are left.
+// It gives them half a minute to end: on a busy machine one that is about to may not
+// get its turn for a while. It returns the exit code.
+func Run(m *testing.M) int {
+	code := m.Run()
+	if code != 0 {
+		return code
+	}
+	err := goleak.Find()
+	for end := time.Now().Add(30 * time.Second); err != nil && time.Now().Before(end); {
+		err = goleak.Find()
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
 }
 
 // Disk puts a small file system of its own over the directory dir, for tests that

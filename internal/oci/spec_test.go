@@ -12,7 +12,6 @@ import (
 	"testing"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
-	"go.uber.org/goleak"
 	"pgregory.net/rapid"
 
 	"github.com/stockade-run/stockade/internal/api"
@@ -23,7 +22,7 @@ import (
 
 var update = flag.Bool("update", false, "rewrite testdata and docs/seccomp.json")
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { need.Main(m) }
 
 func golden(t *testing.T, path string, v any) {
 	t.Helper()

@@ -10,8 +10,9 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
+
+	"github.com/stockade-run/stockade/internal/need"
 )
 
 // The test binary is also every child of the tests: the keeper, agents that do
@@ -29,7 +30,7 @@ func TestMain(m *testing.M) {
 			os.Exit(0)
 		}
 	}
-	goleak.VerifyTestMain(m)
+	need.Main(m)
 }
 
 // again starts this binary as another helper and returns its process.

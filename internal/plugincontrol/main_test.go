@@ -3,7 +3,7 @@ package plugincontrol
 import (
 	"testing"
 
-	"go.uber.org/goleak"
+	"github.com/stockade-run/stockade/internal/need"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { need.Main(m) }

@@ -4,12 +4,12 @@ import (
 	"os"
 	"testing"
 
-	"go.uber.org/goleak"
+	"github.com/stockade-run/stockade/internal/need"
 )
 
 func TestMain(m *testing.M) {
 	if os.Getenv(crashAt) != "" {
 		crash() // does not return
 	}
-	goleak.VerifyTestMain(m)
+	need.Main(m)
 }

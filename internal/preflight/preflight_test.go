@@ -11,8 +11,6 @@ import (
 	"syscall"
 	"testing"
 
-	"go.uber.org/goleak"
-
 	"github.com/stockade-run/stockade/internal/need"
 	"github.com/stockade-run/stockade/internal/oci"
 )
@@ -32,7 +30,7 @@ func TestMain(m *testing.M) {
 		probeWithNoexecRun(os.Args[2])
 		return
 	}
-	goleak.VerifyTestMain(m)
+	need.Main(m)
 }
 
 // leftovers lists what probes could leave on the machine.

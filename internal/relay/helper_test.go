@@ -14,14 +14,12 @@ import (
 	"time"
 
 	"github.com/coder/websocket"
-	"go.uber.org/goleak"
 
+	"github.com/stockade-run/stockade/internal/need"
 	"github.com/stockade-run/stockade/internal/relaywire"
 )
 
-func TestMain(m *testing.M) {
-	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("net/http.(*conn).closeWriteAndWait"))
-}
+func TestMain(m *testing.M) { need.Main(m) }
 
 const token = "test-only-installation-token-8f69c142049db2bc"
 

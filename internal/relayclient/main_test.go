@@ -16,9 +16,9 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
+	"github.com/stockade-run/stockade/internal/need"
 	"github.com/stockade-run/stockade/internal/osproc"
 )
 
@@ -40,7 +40,7 @@ func TestMain(m *testing.M) {
 			os.Exit(0)
 		}
 	}
-	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("net/http.(*conn).closeWriteAndWait"))
+	need.Main(m)
 }
 
 func exe() string {

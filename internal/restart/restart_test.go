@@ -7,13 +7,13 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
 	"pgregory.net/rapid"
 
 	"github.com/stockade-run/stockade/internal/errdefs"
+	"github.com/stockade-run/stockade/internal/need"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { need.Main(m) }
 
 // defaults is the policy of a host that sets nothing.
 var defaults = Policy{Concurrent: 1, Threshold: 8, Window: 30 * time.Second, Open: 60 * time.Second, MaxCircuits: 1024}

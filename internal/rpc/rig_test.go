@@ -10,12 +10,11 @@ import (
 	"sync"
 	"testing"
 
-	"go.uber.org/goleak"
-
 	"github.com/stockade-run/stockade/internal/jsonscan"
+	"github.com/stockade-run/stockade/internal/need"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { need.Main(m) }
 
 // script is the far side of a connection, spoken by hand, line by line.
 type script struct {

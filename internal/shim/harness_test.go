@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
-	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
 	"github.com/stockade-run/stockade/internal/api"
@@ -46,7 +45,7 @@ func TestMain(m *testing.M) {
 			_ = unix.Kill(os.Getpid(), unix.SIGKILL)
 		}
 	}
-	goleak.VerifyTestMain(m)
+	need.Main(m)
 }
 
 // patience bounds every wait of these tests.

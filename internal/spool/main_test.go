@@ -11,8 +11,7 @@ import (
 	"os"
 	"testing"
 
-	"go.uber.org/goleak"
-
+	"github.com/stockade-run/stockade/internal/need"
 	"github.com/stockade-run/stockade/internal/wire"
 )
 
@@ -23,7 +22,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv(helperEnv) != "" {
 		os.Exit(writerMain())
 	}
-	goleak.VerifyTestMain(m)
+	need.Main(m)
 }
 
 // content is the output at a cursor: any two positions differ in a way that a

@@ -13,10 +13,11 @@ import (
 	"time"
 
 	acp "github.com/coder/acp-go-sdk"
-	"go.uber.org/goleak"
+
+	"github.com/stockade-run/stockade/internal/need"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { need.Main(m) }
 
 // peer is the client side of a conversation; it records what it is told.
 type peer struct {

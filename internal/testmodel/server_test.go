@@ -11,11 +11,12 @@ import (
 	"strings"
 	"testing"
 
-	"go.uber.org/goleak"
 	"pgregory.net/rapid"
+
+	"github.com/stockade-run/stockade/internal/need"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { need.Main(m) }
 
 var script = []Turn{
 	{Text: "I look at it – first.", Call: &Call{Read: "/w/a b.sh"}},

@@ -15,8 +15,6 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"github.com/stockade-run/stockade/internal/need"
 	"github.com/stockade-run/stockade/internal/oci"
 	"github.com/stockade-run/stockade/internal/pluginwire"
@@ -30,12 +28,8 @@ var programs struct {
 }
 
 func TestMain(m *testing.M) {
-	code := m.Run()
+	code := need.Run(m)
 	if code == 0 {
-		if err := goleak.Find(); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			code = 1
-		}
 		if left := leftovers(); left != "" {
 			fmt.Fprintln(os.Stderr, "left on the machine:\n"+left)
 			code = 1

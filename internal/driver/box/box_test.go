@@ -12,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
 	"github.com/stockade-run/stockade/internal/cgroup"
@@ -32,14 +31,7 @@ var _ interface {
 } = (*box.Driver)(nil)
 
 func TestMain(m *testing.M) {
-	os.Exit(hosttest.Main(func() int {
-		code := m.Run()
-		if err := goleak.Find(); code == 0 && err != nil {
-			os.Stderr.WriteString(err.Error() + "\n")
-			return 1
-		}
-		return code
-	}))
+	os.Exit(hosttest.Main(func() int { return need.Run(m) }))
 }
 
 // config is one of a host program that is the test binary.

@@ -8,13 +8,12 @@ import (
 	"testing/synctest"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"github.com/stockade-run/stockade/internal/errdefs"
+	"github.com/stockade-run/stockade/internal/need"
 	"github.com/stockade-run/stockade/internal/restart"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { need.Main(m) }
 
 func policy(concurrent, threshold, circuits int) restart.Policy {
 	return restart.Policy{Concurrent: concurrent, Threshold: threshold, Window: 30 * time.Second, Open: 60 * time.Second, MaxCircuits: circuits}

@@ -4,8 +4,7 @@ import (
 	"path/filepath"
 	"testing"
 
-	"go.uber.org/goleak"
-
+	"github.com/stockade-run/stockade/internal/need"
 	"github.com/stockade-run/stockade/internal/store"
 	"github.com/stockade-run/stockade/internal/store/storetest"
 )
@@ -14,7 +13,7 @@ func TestMain(m *testing.M) {
 	if crashChild() {
 		return
 	}
-	goleak.VerifyTestMain(m)
+	need.Main(m)
 }
 
 func open(t testing.TB, cfg Config) *Store {

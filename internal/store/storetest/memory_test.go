@@ -3,13 +3,12 @@ package storetest_test
 import (
 	"testing"
 
-	"go.uber.org/goleak"
-
+	"github.com/stockade-run/stockade/internal/need"
 	"github.com/stockade-run/stockade/internal/store"
 	"github.com/stockade-run/stockade/internal/store/storetest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { need.Main(m) }
 
 // The model keeps the promises itself.
 func TestMemory(t *testing.T) {
