@@ -388,7 +388,7 @@ func TestConcurrentUse(t *testing.T) {
 			continue
 		}
 		wg.Go(func() {
-			if err := f.PutFiles(t.Context(), spec.ID, "/workspace", strings.NewReader("")); err != nil && !errdefs.Is(err, errdefs.NotFound) {
+			if err := f.PutFiles(t.Context(), spec.ID, "/workspace", strings.NewReader(strings.Repeat("\x00", 1024))); err != nil && !errdefs.Is(err, errdefs.NotFound) {
 				t.Errorf("PutFiles: %v", err)
 			}
 		})

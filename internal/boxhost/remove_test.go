@@ -37,6 +37,9 @@ func TestRemoveRefusesWhileInUse(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantCode(t, f.Remove(t.Context(), id), errdefs.Conflict, "being copied")
+	if _, err := io.WriteString(w, strings.Repeat("\x00", 512)); err != nil { // the rest of an archive's end
+		t.Error(err)
+	}
 	w.Close()
 	if err := <-done; err != nil {
 		t.Error(err)
