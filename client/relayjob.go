@@ -172,7 +172,8 @@ func (c *Client) RelayFence(ctx context.Context, daemon string) (RelayFence, err
 }
 
 // ClearRelayFence is the statement of an operator that nothing runs on the daemon's
-// machine any more (admin).
-func (c *Client) ClearRelayFence(ctx context.Context, daemon string, r ClearFenceRequest) (RelayFence, error) {
+// machine any more (admin). It names the fence that was looked at; another one stands
+// (a conflict).
+func (c *Client) ClearRelayFence(ctx context.Context, daemon string, r ClearRelayFenceRequest) (RelayFence, error) {
 	return doJSON[RelayFence](ctx, c, call{method: http.MethodPost, path: "/v1/relay/fences/" + seg(daemon) + "/clear"}, r)
 }

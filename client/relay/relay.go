@@ -11,7 +11,7 @@
 //     is told, and nothing returns before it acknowledged that the job's processes
 //     are gone, or its id is fenced.
 //   - A fence stands, through restarts when there is a state directory, until
-//     [Hub.ClearFence] is called by somebody who looked.
+//     [Hub.ClearFence] is called by somebody who looked, with what was seen.
 //
 // The types are those of the server's own hub; their documentation is theirs.
 package relay

@@ -64,6 +64,7 @@ type RelayDaemon struct {
 
 // RelayFence is the evidence that something may still be running where a daemon was.
 type RelayFence struct {
+	ID          string            `json:"id" doc:"Names the fence as it was seen: a later one of the daemon has another, and so has this one once more jobs are in it."`
 	DaemonID    string            `json:"daemon_id" doc:"Empty when a damaged record no longer says it; the key still does."`
 	Key         string            `json:"key" doc:"SHA-256 of the daemon id, in hex. Accepted wherever a daemon id names a fence."`
 	Since       time.Time         `json:"since"`
@@ -74,6 +75,13 @@ type RelayFence struct {
 	Incarnation uint64            `json:"incarnation,omitempty"`
 	Metadata    json.RawMessage   `json:"metadata,omitempty"`
 	Late        []RelayLateFinish `json:"late,omitempty" doc:"Acknowledgements that came after the fence. They are evidence and lift nothing."`
+}
+
+// ClearRelayFenceRequest is an operator's statement that nothing runs on the daemon's
+// machine any more.
+type ClearRelayFenceRequest struct {
+	Fence  string `json:"fence" minLength:"1" maxLength:"64" doc:"The id of the fence that was looked at. Another one is not cleared."`
+	Reason string `json:"reason" minLength:"8" maxLength:"1024" doc:"What you checked. It is kept in the audit record."`
 }
 
 // RelayLateFinish is an acknowledgement that came too late to count.

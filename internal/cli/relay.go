@@ -389,10 +389,11 @@ what was checked. A confirmation that comes late is shown as evidence; it lifts 
 			return a.showRelayFence(f)
 		},
 	}
-	var reason string
+	var reason, id string
 	clear := &cobra.Command{
 		Use: "clear DAEMON --reason TEXT", Short: "Clear a fence after you checked that nothing runs there", Args: cobra.ExactArgs(1),
-		Long:    "Clears a fence. The reason says what you checked, is at least 8 characters long, and is kept in the audit record.",
+		Long: `Clears a fence. The reason says what you checked, is at least 8 characters long, and is kept in the audit record.
+With --id only the fence that show printed is cleared, and not one that came since you looked.`,
 		Example: `  stockade relay fence clear laptop --reason "the machine was restarted"`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if reason == "" {
@@ -406,7 +407,10 @@ what was checked. A confirmation that comes late is shown as evidence; it lifts 
 			if err != nil {
 				return err
 			}
-			if f, err = cl.ClearRelayFence(cmd.Context(), f.Key, client.ClearFenceRequest{Reason: reason}); err != nil {
+			if id == "" {
+				id = f.ID
+			}
+			if f, err = cl.ClearRelayFence(cmd.Context(), f.Key, client.ClearRelayFenceRequest{Fence: id, Reason: reason}); err != nil {
 				return err
 			}
 			if a.json {
@@ -417,6 +421,7 @@ what was checked. A confirmation that comes late is shown as evidence; it lifts 
 		},
 	}
 	clear.Flags().StringVar(&reason, "reason", "", "what you checked")
+	clear.Flags().StringVar(&id, "id", "", "id of the fence that you looked at")
 	c.AddCommand(ls, show, clear)
 	return c
 }
@@ -448,7 +453,7 @@ func (a *app) showRelayFence(f client.RelayFence) error {
 	if a.json {
 		return a.printJSON(f)
 	}
-	rows := [][]string{{"daemon", f.DaemonID}, {"since", f.Since.Local().Format(time.DateTime)}, {"why", f.Code + ": " + f.Cause},
+	rows := [][]string{{"id", f.ID}, {"daemon", f.DaemonID}, {"since", f.Since.Local().Format(time.DateTime)}, {"why", f.Code + ": " + f.Cause},
 		{"jobs", strings.Join(f.Jobs, " ")}, {"from", f.Remote}, {"said", string(f.Metadata)}, {"key", f.Key}}
 	for _, l := range f.Late {
 		rows = append(rows, []string{"late", "an acknowledgement of " + l.JobID + " came at " + l.At.Local().Format(time.DateTime)})

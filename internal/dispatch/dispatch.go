@@ -36,7 +36,7 @@ type Hub interface {
 	Daemons() []relay.DaemonInfo
 	Jobs() []relay.JobInfo
 	Fences() []relay.Fence
-	ClearFence(ctx context.Context, id, operator, reason string) (relay.Fence, error)
+	ClearFence(ctx context.Context, seen relay.Fence, operator, reason string) (relay.Fence, error)
 }
 
 // Ledger keeps acts. store.Store is one.
@@ -282,8 +282,9 @@ func (s *Service) fence(id string) (relay.Fence, error) {
 
 // ClearFence lifts a fence: an operator's statement that nothing runs there any
 // more. The statement is in the audit record before the fence is lifted, so what
-// was lifted was always stated; a statement alone has lifted nothing.
-func (s *Service) ClearFence(ctx context.Context, p authz.Principal, id string, req api.ClearFenceRequest) (api.RelayFence, error) {
+// was lifted was always stated; a statement alone has lifted nothing. A fence other
+// than the one that was looked at is a conflict error.
+func (s *Service) ClearFence(ctx context.Context, p authz.Principal, id string, req api.ClearRelayFenceRequest) (api.RelayFence, error) {
 	if err := s.check(p, authz.RelayFenceClear); err != nil {
 		return api.RelayFence{}, err
 	}
@@ -299,6 +300,9 @@ func (s *Service) ClearFence(ctx context.Context, p authz.Principal, id string, 
 	if err != nil {
 		return api.RelayFence{}, err
 	}
+	if f.ID() != req.Fence {
+		return api.RelayFence{}, relay.ErrOtherFence(f.DaemonID)
+	}
 	if s.cfg.Ledger != nil {
 		err := s.cfg.Ledger.AppendAudit(ctx, store.AuditEvent{
 			ID: secret.ID(ident.Audit), At: time.Now(), Actor: p.String(), Workspace: s.cfg.Workspace,
@@ -309,7 +313,7 @@ func (s *Service) ClearFence(ctx context.Context, p authz.Principal, id string, 
 			return api.RelayFence{}, err
 		}
 	}
-	if f, err = s.cfg.Hub.ClearFence(ctx, f.Key, p.String(), req.Reason); err != nil {
+	if f, err = s.cfg.Hub.ClearFence(ctx, f, p.String(), req.Reason); err != nil {
 		return api.RelayFence{}, err
 	}
 	return fenceOf(f), nil

@@ -149,7 +149,7 @@ func TestOnlyTheRelaysWorkspaceSeesIt(t *testing.T) {
 			return errors.Join(err1, err2)
 		},
 		authz.RelayFenceClear: func(p authz.Principal) error {
-			_, err := r.s.ClearFence(ctx, p, "x", api.ClearFenceRequest{Reason: "looked at it"})
+			_, err := r.s.ClearFence(ctx, p, "x", api.ClearRelayFenceRequest{Reason: "looked at it"})
 			return err
 		},
 	}
@@ -294,14 +294,19 @@ func TestAFenceIsClearedByAnAuditedAct(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	for _, reason := range []string{"", "short", "         ", strings.Repeat("x", 1025)} {
-		if _, err := r.s.ClearFence(t.Context(), admin, "rude", api.ClearFenceRequest{Reason: reason}); !errdefs.Is(err, errdefs.Invalid) {
+		if _, err := r.s.ClearFence(t.Context(), admin, "rude", api.ClearRelayFenceRequest{Reason: reason}); !errdefs.Is(err, errdefs.Invalid) {
 			t.Errorf("%q: %v", reason, err)
 		}
 	}
-	clear := api.ClearFenceRequest{Reason: "the machine was restarted"}
+	clear := api.ClearRelayFenceRequest{Fence: o.Fence.ID, Reason: "the machine was restarted"}
 	r.ledger.err = errdefs.New(errdefs.Unavailable, "the disk is full")
 	if _, err := r.s.ClearFence(t.Context(), admin, "rude", clear); !errdefs.Is(err, errdefs.Unavailable) {
 		t.Errorf("%v", err)
+	}
+	other := clear
+	other.Fence = "0123456789abcdef"
+	if _, err := r.s.ClearFence(t.Context(), admin, "rude", other); !errdefs.Is(err, errdefs.Conflict) {
+		t.Errorf("a fence that nobody looked at: %v", err)
 	}
 	if f, err := r.s.Fence(t.Context(), admin, o.Fence.Key); err != nil || f.DaemonID != "rude" {
 		t.Errorf("the fence is gone without a record: %+v %v", f, err)

@@ -20,7 +20,7 @@ func daemonOf(d relay.DaemonInfo) api.RelayDaemon {
 }
 
 func fenceOf(f relay.Fence) api.RelayFence {
-	out := api.RelayFence{DaemonID: f.DaemonID, Key: f.Key, Since: f.Since.UTC(), Code: f.Code, Cause: f.Cause, Jobs: f.Jobs,
+	out := api.RelayFence{ID: f.ID(), DaemonID: f.DaemonID, Key: f.Key, Since: f.Since.UTC(), Code: f.Code, Cause: f.Cause, Jobs: f.Jobs,
 		Remote: f.Remote, Incarnation: f.Incarnation, Metadata: f.Metadata}
 	if out.Jobs == nil {
 		out.Jobs = []string{}

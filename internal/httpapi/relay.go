@@ -31,7 +31,7 @@ type Relay interface {
 	Jobs(ctx context.Context, p authz.Principal) (api.List[api.RelayJob], error)
 	Fences(ctx context.Context, p authz.Principal) (api.List[api.RelayFence], error)
 	Fence(ctx context.Context, p authz.Principal, id string) (api.RelayFence, error)
-	ClearFence(ctx context.Context, p authz.Principal, id string, req api.ClearFenceRequest) (api.RelayFence, error)
+	ClearFence(ctx context.Context, p authz.Principal, id string, req api.ClearRelayFenceRequest) (api.RelayFence, error)
 }
 
 // RelayJob is what the API needs of *dispatch.Job.
@@ -113,12 +113,13 @@ func (h *Handler) registerRelay(b *builder) {
 		})
 	type clearIn struct {
 		DaemonIn
-		Body api.ClearFenceRequest
+		Body api.ClearRelayFenceRequest
 	}
 	jsonOp(b, spec{id: "clear-relay-fence", method: http.MethodPost, path: "/v1/relay/fences/{daemon}/clear", action: authz.RelayFenceClear, tag: "relay",
-		summary:     "Clear a fence of the relay",
-		description: "An operator's statement, kept in the audit record, that nothing runs on the daemon's machine any more. Look at the evidence first.",
-		errors:      []errdefs.Code{errdefs.NotFound, errdefs.Conflict, errdefs.Cancelling}},
+		summary: "Clear a fence of the relay",
+		description: "An operator's statement, kept in the audit record, that nothing runs on the daemon's machine any more. Look at the evidence first: " +
+			"the request names the fence that was seen, and one that stands since is a `conflict`.",
+		errors: []errdefs.Code{errdefs.NotFound, errdefs.Conflict, errdefs.Cancelling}},
 		func(ctx context.Context, p authz.Principal, in *clearIn) (*answer[api.RelayFence], error) {
 			return reply(relay.ClearFence(ctx, p, in.Daemon, in.Body))
 		})
@@ -146,7 +147,7 @@ func (noRelay) Fences(context.Context, authz.Principal) (api.List[api.RelayFence
 func (noRelay) Fence(context.Context, authz.Principal, string) (api.RelayFence, error) {
 	return api.RelayFence{}, dispatch.ErrNone()
 }
-func (noRelay) ClearFence(context.Context, authz.Principal, string, api.ClearFenceRequest) (api.RelayFence, error) {
+func (noRelay) ClearFence(context.Context, authz.Principal, string, api.ClearRelayFenceRequest) (api.RelayFence, error) {
 	return api.RelayFence{}, dispatch.ErrNone()
 }
 

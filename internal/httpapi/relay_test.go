@@ -47,8 +47,8 @@ func (f *fakeRelay) Fences(ctx context.Context, _ authz.Principal) (api.List[api
 func (f *fakeRelay) Fence(ctx context.Context, _ authz.Principal, id string) (api.RelayFence, error) {
 	return api.RelayFence{DaemonID: id, Jobs: []string{}}, f.fb.note(ctx, "relay-fence "+id)
 }
-func (f *fakeRelay) ClearFence(ctx context.Context, _ authz.Principal, id string, req api.ClearFenceRequest) (api.RelayFence, error) {
-	return api.RelayFence{DaemonID: id, Jobs: []string{}}, f.fb.note(ctx, "relay-clear "+id+" "+req.Reason)
+func (f *fakeRelay) ClearFence(ctx context.Context, _ authz.Principal, id string, req api.ClearRelayFenceRequest) (api.RelayFence, error) {
+	return api.RelayFence{DaemonID: id, Jobs: []string{}}, f.fb.note(ctx, "relay-clear "+id+" "+req.Fence+" "+req.Reason)
 }
 
 // fakeJob gives batches; when it has no more it ends, or with endless waits for
@@ -279,10 +279,12 @@ func TestBadRelayRequests(t *testing.T) {
 	if calls := r.broker.noted(); len(calls) > 0 {
 		t.Errorf("these were reached: %v", calls)
 	}
-	resp, b := r.do("POST", "/v1/relay/fences/laptop/clear", "admin", strings.NewReader(`{"reason":"short"}`), "Content-Type: application/json")
+	resp, b := r.do("POST", "/v1/relay/fences/laptop/clear", "admin", strings.NewReader(`{"fence":"f1","reason":"short"}`), "Content-Type: application/json")
+	r.problem(resp, b, 400, errdefs.Invalid)
+	resp, b = r.do("POST", "/v1/relay/fences/laptop/clear", "admin", strings.NewReader(`{"reason":"looked at it"}`), "Content-Type: application/json")
 	r.problem(resp, b, 400, errdefs.Invalid)
 	// An id with a slash in it, escaped, is one name.
-	resp, b = r.do("POST", "/v1/relay/fences/a%2Fb/clear", "admin", strings.NewReader(`{"reason":"looked at it"}`), "Content-Type: application/json")
+	resp, b = r.do("POST", "/v1/relay/fences/a%2Fb/clear", "admin", strings.NewReader(`{"fence":"f1","reason":"looked at it"}`), "Content-Type: application/json")
 	if resp.StatusCode != 200 || !strings.Contains(string(b), `"a/b"`) {
 		t.Errorf("%d %s", resp.StatusCode, b)
 	}

@@ -42,7 +42,7 @@ func sampleRequest(rt *route) (path string, body io.Reader, head []string) {
 			"create-run": `{"box":"b"}`, "create-workspace": `{"name":"w"}`, "clear-fence": `{"reason":"looked at it"}`,
 			"open-process": `{"request_id":"r","argv":["true"]}`, "close-process-by-request": `{"request_id":"r"}`,
 			"signal-process": `{"signal":"SIGINT"}`, "resize-process": `{"rows":24,"cols":80}`,
-			"run-relay-job": `{"daemon_id":"laptop","payload":{}}`, "clear-relay-fence": `{"reason":"looked at it"}`,
+			"run-relay-job": `{"daemon_id":"laptop","payload":{}}`, "clear-relay-fence": `{"fence":"f1","reason":"looked at it"}`,
 		}[rt.op.OperationID])
 		if body.(*strings.Reader).Len() == 0 {
 			body = strings.NewReader("{}")

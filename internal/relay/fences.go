@@ -2,6 +2,9 @@ package relay
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -96,6 +99,12 @@ func (h *Hub) Fences() []Fence {
 	return all
 }
 
+// ErrOtherFence refuses to lift what the operator has not seen.
+func ErrOtherFence(daemon string) error {
+	return errdefs.New(errdefs.Conflict, "the fence of daemon %q is not the one that was looked at: it is newer, or more jobs are in it", daemon).
+		WithNext("look at the evidence and at the machine again, then clear the fence that stands")
+}
+
 // cleared is a line of the audit log.
 type cleared struct {
 	At       time.Time `json:"at"`
@@ -105,11 +114,20 @@ type cleared struct {
 	Fence    Fence     `json:"fence"`
 }
 
+// ID names a fence as it was seen: another fence of the same daemon has another, and so
+// has the same one once one more job is in it.
+func (f Fence) ID() string {
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s %d %q", f.Key, f.Since.UnixNano(), f.Jobs))
+	return hex.EncodeToString(sum[:8])
+}
+
 // ClearFence lifts a fence after a person verified that nothing runs there; the
-// daemon may connect again, or be given jobs again when it still is connected. id is
-// a daemon id, or the fence's Key. Operator and reason are required and written, with
-// the evidence, to the audit log before the fence is lifted. It returns the evidence.
-func (h *Hub) ClearFence(_ context.Context, id, operator, reason string) (Fence, error) {
+// daemon may connect again, or be given jobs again when it still is connected. seen is
+// the evidence that the person had, from Fences or an Outcome: it must be what stands
+// (a conflict error), for whoever looked at one fence knows nothing of a later one.
+// Operator and reason are required and written, with the evidence, to the audit log
+// before the fence is lifted. It returns the evidence.
+func (h *Hub) ClearFence(_ context.Context, seen Fence, operator, reason string) (Fence, error) {
 	operator, reason = strings.TrimSpace(operator), strings.TrimSpace(reason)
 	if operator == "" || reason == "" || len(operator) > maxText || len(reason) > maxText {
 		return Fence{}, errdefs.New(errdefs.Invalid, "clearing a fence needs an operator and a reason, at most %d bytes each", maxText).
@@ -124,13 +142,14 @@ func (h *Hub) ClearFence(_ context.Context, id, operator, reason string) (Fence,
 		h.mu.Unlock()
 		return Fence{}, h.notStarted()
 	}
-	t := h.targets[keyOf(strings.TrimSpace(id))]
-	if t == nil {
-		t = h.targets[id]
-	}
+	t := h.targets[seen.Key]
 	if t == nil || t.fence == nil {
 		h.mu.Unlock()
-		return Fence{}, errdefs.New(errdefs.NotFound, "no fence stands for %q", id)
+		return Fence{}, errdefs.New(errdefs.NotFound, "the fence of %q does not stand", seen.DaemonID)
+	}
+	if t.fence.ID() != seen.ID() {
+		h.mu.Unlock()
+		return Fence{}, ErrOtherFence(seen.DaemonID)
 	}
 	if len(t.step.Jobs) > 0 {
 		h.mu.Unlock()
@@ -168,7 +187,7 @@ func (h *Hub) ClearFence(_ context.Context, id, operator, reason string) (Fence,
 	h.mu.Unlock()
 	if refused != "" { // not possible: a fenced daemon gets no jobs; but then the marker must be back
 		h.diskWork(t)
-		return Fence{}, h.errorf(refused, "daemon %q still has a job that is not settled", id)
+		return Fence{}, h.errorf(refused, "daemon %q still has a job that is not settled", f.DaemonID)
 	}
 	h.log.Warn("relay: fence cleared", "daemon", f.DaemonID, "key", f.Key, "operator", operator, "reason", reason)
 	return f, h.settleDisk(t)

@@ -119,6 +119,61 @@ func TestMarkerThatCannotBeWrittenStartsNothing(t *testing.T) {
 	}
 }
 
+// Whoever looked at a fence knows nothing of what came later: not of another job that was
+// lost, nor of the daemon's next fence. What a hub has seen the next one knows again.
+func TestAFenceThatNobodyLookedAtIsNotCleared(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	state := func(c *HubConfig) { c.StateDir, c.Limits.CancelTimeout = dir, 20*time.Millisecond }
+	h, url := newHub(t, state)
+	only := func() Fence {
+		t.Helper()
+		all := h.Fences()
+		if len(all) != 1 {
+			t.Fatalf("fences: %+v", all)
+		}
+		return all[0]
+	}
+	refused := func(seen Fence) {
+		t.Helper()
+		if _, err := h.ClearFence(context.Background(), seen, "me", "looked at ps"); !errdefs.Is(err, errdefs.Conflict) {
+			t.Errorf("it was cleared: %v", err)
+		}
+		if only().ID() == seen.ID() {
+			t.Error("it has the id of another")
+		}
+	}
+	p := connect(t, url, "d")
+	j1, j2 := run(t, h, p, JobRequest{DaemonID: "d"}), run(t, h, p, JobRequest{DaemonID: "d"})
+	j1.Cancel(context.Background(), "test")
+	first := only()
+	p.close()
+	<-j2.Done()
+	refused(first)
+	both := only()
+	if len(both.Jobs) != 2 {
+		t.Fatalf("%+v", both)
+	}
+	if _, err := h.ClearFence(context.Background(), both, "me", "looked at ps"); err != nil {
+		t.Fatal(err)
+	}
+	p = connect(t, url, "d")
+	j := run(t, h, p, JobRequest{DaemonID: "d"})
+	p.close()
+	<-j.Done()
+	refused(both)
+
+	seen := only()
+	stop(t, h)
+	h, _ = newHub(t, state)
+	if only().ID() != seen.ID() {
+		t.Errorf("%+v became %+v", seen, only())
+	}
+	if _, err := h.ClearFence(context.Background(), seen, "me", "looked at ps"); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestClearFenceIsAuditedAndLetsTheDaemonConnect(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -136,14 +191,14 @@ func TestClearFenceIsAuditedAndLetsTheDaemonConnect(t *testing.T) {
 			refusedHello(t, url, id)
 		}
 		for _, bad := range [][2]string{{"", "why"}, {"me", " "}, {"me", strings.Repeat("x", maxText+1)}} {
-			if _, err := h.ClearFence(context.Background(), id, bad[0], bad[1]); !errdefs.Is(err, errdefs.Invalid) {
+			if _, err := clearFence(h, id, bad[0], bad[1]); !errdefs.Is(err, errdefs.Invalid) {
 				t.Errorf("%q was accepted: %v", bad, err)
 			}
 		}
-		if _, err := h.ClearFence(context.Background(), "nobody", "me", "why"); !errdefs.Is(err, errdefs.NotFound) {
+		if _, err := clearFence(h, "nobody", "me", "why"); !errdefs.Is(err, errdefs.NotFound) {
 			t.Errorf("got %v", err)
 		}
-		f, err := h.ClearFence(context.Background(), id, "me", "looked at ps")
+		f, err := clearFence(h, id, "me", "looked at ps")
 		if err != nil || f.DaemonID != id || len(f.Jobs) != 1 || f.Jobs[0] != j.ID() {
 			t.Fatalf("got %+v, %v", f, err)
 		}
@@ -158,7 +213,7 @@ func TestClearFenceIsAuditedAndLetsTheDaemonConnect(t *testing.T) {
 		if _, err := collect(t, j); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := h.ClearFence(context.Background(), id, "me", "again"); !errdefs.Is(err, errdefs.NotFound) {
+		if _, err := clearFence(h, id, "me", "again"); !errdefs.Is(err, errdefs.NotFound) {
 			t.Errorf("got %v", err)
 		}
 	}
@@ -197,7 +252,7 @@ func TestFenceIsNotClearedWhileAJobRuns(t *testing.T) {
 	if o, _ := a.Cancel(context.Background(), "test"); o.Fence == nil {
 		t.Fatalf("got %+v", o)
 	}
-	_, err := h.ClearFence(context.Background(), "d", "me", "why")
+	_, err := clearFence(h, "d", "me", "why")
 	wantCode(t, err, relaywire.CodeCancelling)
 	if exists(filepath.Join(dir, auditFile)) || !exists(marker(dir, "d")) {
 		t.Error("a refused act was carried out")
@@ -207,7 +262,7 @@ func TestFenceIsNotClearedWhileAJobRuns(t *testing.T) {
 	if got, err := collect(t, b); err != nil || len(got) != 1 {
 		t.Fatalf("got %q, %v", got, err)
 	}
-	if _, err := h.ClearFence(context.Background(), "d", "me", "why"); err != nil {
+	if _, err := clearFence(h, "d", "me", "why"); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -229,7 +284,7 @@ func TestFenceIsClearedOnce(t *testing.T) {
 		var wg sync.WaitGroup
 		for range 3 {
 			wg.Go(func() {
-				f, err := h.ClearFence(context.Background(), "d", "me", "looked at ps")
+				f, err := clearFence(h, "d", "me", "looked at ps")
 				switch {
 				case err == nil && slices.Contains(f.Jobs, j.ID()):
 					cleared.Add(1)
@@ -292,7 +347,7 @@ func TestEvidenceDoesNotOutliveItsFence(t *testing.T) {
 	if err := errors.Join(os.Remove(evidence), os.MkdirAll(filepath.Join(evidence, "x"), 0o700)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := h.ClearFence(context.Background(), "d", "me", "looked at ps"); err == nil {
+	if _, err := clearFence(h, "d", "me", "looked at ps"); err == nil {
 		t.Error("the evidence is there and the fence was lifted")
 	}
 	if len(h.Fences()) != 1 || !exists(marker(dir, "d")) {
@@ -301,7 +356,7 @@ func TestEvidenceDoesNotOutliveItsFence(t *testing.T) {
 	if err := os.RemoveAll(evidence); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := h.ClearFence(context.Background(), "d", "me", "looked at ps"); err != nil {
+	if _, err := clearFence(h, "d", "me", "looked at ps"); err != nil {
 		t.Fatal(err)
 	}
 	stop(t, h)
@@ -328,7 +383,7 @@ func TestDaemonOfADamagedMarkerHasItsName(t *testing.T) {
 	damaged := h.targets[keyOf("d")]
 	damaged.use() // as somebody does who is not through with its files
 	h.mu.Unlock()
-	if _, err := h.ClearFence(context.Background(), keyOf("d"), "me", "looked at ps"); err != nil {
+	if _, err := clearFence(h, keyOf("d"), "me", "looked at ps"); err != nil {
 		t.Fatal(err)
 	}
 	p := connect(t, url, "d")
@@ -371,7 +426,7 @@ func TestForeignAndDamagedMarkers(t *testing.T) {
 	}
 	// A fence whose id is lost is cleared by its key, or by the id that has the hash.
 	for _, id := range []string{keyOf("emptied"), "wrong", "right", "handmade", "python"} {
-		if _, err := h.ClearFence(context.Background(), id, "me", "why"); err != nil {
+		if _, err := clearFence(h, id, "me", "why"); err != nil {
 			t.Error(err)
 		}
 	}

@@ -63,6 +63,17 @@ func stop(t testing.TB, h *Hub) {
 	}
 }
 
+// clearFence clears the fence that stands for a daemon.
+func clearFence(h *Hub, id, operator, reason string) (Fence, error) {
+	seen := Fence{DaemonID: id, Key: keyOf(id)}
+	for _, f := range h.Fences() {
+		if f.DaemonID == id || f.Key == id {
+			seen = f
+		}
+	}
+	return h.ClearFence(context.Background(), seen, operator, reason)
+}
+
 // peer is a daemon under the test's control.
 type peer struct {
 	t    testing.TB

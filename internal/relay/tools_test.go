@@ -252,7 +252,7 @@ func TestAnEndIsTheFirst(t *testing.T) {
 		if fenced {
 			j.ask(relaywire.CodeCancelled, "test")
 			<-j.ended
-			if _, err := h.ClearFence(context.Background(), "d", "me", "looked at ps"); err != nil {
+			if _, err := clearFence(h, "d", "me", "looked at ps"); err != nil {
 				t.Fatal(err)
 			}
 		} else {

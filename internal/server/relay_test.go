@@ -198,7 +198,7 @@ func TestRelayAlone(t *testing.T) {
 	if err != nil || f.Key != o.Fence.Key {
 		t.Fatalf("%+v %v", f, err)
 	}
-	if _, err := admin.ClearRelayFence(ctx, f.Key, client.ClearFenceRequest{Reason: "the machine was restarted"}); err != nil {
+	if _, err := admin.ClearRelayFence(ctx, f.Key, client.ClearRelayFenceRequest{Fence: f.ID, Reason: "the machine was restarted"}); err != nil {
 		t.Error(err)
 	}
 	if fences, err := admin.RelayFences(ctx); err != nil || len(fences) != 0 {
