@@ -3,6 +3,9 @@ package plugincontrol
 import (
 	"context"
 	"encoding/json"
+	"slices"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/stockade-run/stockade/internal/errdefs"
 	"github.com/stockade-run/stockade/internal/pluginhost"
@@ -10,31 +13,48 @@ import (
 	"github.com/stockade-run/stockade/internal/rpc"
 )
 
+// enginesAtOnce is how many plugins are asked at a time what their engines can. LangBot
+// waits 60 s for the list and each plugin has 10 s: one after another, six that hang
+// would leave it without any.
+const enginesAtOnce = 16
+
 // listKnowledgeEngines lists the engines of all plugins. A plugin that does not
 // say what it can is listed without capabilities.
 func listKnowledgeEngines(ctx context.Context, s *session, in *rpc.Inbound) (any, error) {
-	var engines []json.RawMessage
-	for _, p := range s.control.ready(in.Context, nil) {
-		var capabilities json.RawMessage
-		for _, comp := range p.Container().Components {
-			if comp.Kind != KindKnowledgeEngine {
-				continue
-			}
-			if capabilities == nil {
-				capabilities = s.capabilities(ctx, p)
-			}
-			meta := object{comp.Metadata}
-			engines = append(engines, build(
-				field("plugin_id", quote(id(p))),
-				field("name", label(meta)),
-				field("description", meta.or("description", null)),
-				field("capabilities", capabilities),
-				field("creation_schema", build(field("schema", schema(comp, "creation_schema")))),
-				field("retrieval_schema", build(field("schema", schema(comp, "retrieval_schema")))),
-			))
+	plugins := s.control.ready(in.Context, nil)
+	lists := make([][]json.RawMessage, len(plugins)) // in the order of the plugins
+	var asks errgroup.Group
+	asks.SetLimit(enginesAtOnce)
+	for i, p := range plugins {
+		components := slices.DeleteFunc(slices.Clone(p.Container().Components), func(c pluginhost.Component) bool { return c.Kind != KindKnowledgeEngine })
+		if len(components) == 0 {
+			continue
 		}
+		asks.Go(func() error {
+			lists[i] = s.engines(ctx, p, components)
+			return nil
+		})
 	}
-	return build(field("engines", array(engines))), nil
+	_ = asks.Wait()
+	return build(field("engines", array(slices.Concat(lists...)))), nil
+}
+
+// engines asks a plugin what its engines can, and describes them.
+func (s *session) engines(ctx context.Context, p Plugin, components []pluginhost.Component) []json.RawMessage {
+	capabilities := s.capabilities(ctx, p)
+	var out []json.RawMessage
+	for _, comp := range components {
+		meta := object{comp.Metadata}
+		out = append(out, build(
+			field("plugin_id", quote(id(p))),
+			field("name", label(meta)),
+			field("description", meta.or("description", null)),
+			field("capabilities", capabilities),
+			field("creation_schema", build(field("schema", schema(comp, "creation_schema")))),
+			field("retrieval_schema", build(field("schema", schema(comp, "retrieval_schema")))),
+		))
+	}
+	return out
 }
 
 func (s *session) capabilities(ctx context.Context, p Plugin) json.RawMessage {
