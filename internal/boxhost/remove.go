@@ -236,12 +236,14 @@ func (r *remover) remove(dir int, name string, depth int) error {
 		return fmt.Errorf("%s: %w", name, errOtherMount)
 	}
 	if depth >= removeDepth {
-		to := fmt.Sprint(r.prefix, r.moved)
-		if err := unix.Renameat(dir, name, r.top, to); err != nil {
-			return err
+		for {
+			to := fmt.Sprint(r.prefix, r.moved)
+			r.moved++
+			// What an interrupted removal has moved there goes with the rest.
+			if err := unix.Renameat(dir, name, r.top, to); !errors.Is(err, unix.ENOTEMPTY) && !errors.Is(err, unix.EEXIST) {
+				return err
+			}
 		}
-		r.moved++
-		return nil
 	}
 	fd, err := unix.Openat(dir, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
