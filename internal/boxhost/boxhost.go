@@ -425,9 +425,9 @@ func (m *Manager) LoadImage(ctx context.Context, name string, r io.Reader) ([]wi
 // Images lists the images, oldest first.
 func (m *Manager) Images(ctx context.Context) ([]wire.ImageInfo, error) { return m.images.List() }
 
-// RemoveImage deletes an image, by digest or name; one that a box uses is a
-// conflict.
-func (m *Manager) RemoveImage(ctx context.Context, ref string) error {
+// RemoveImage takes an image away, by digest or name; one that a box uses is a
+// conflict. Its files are deleted by clean; see image.Store.Remove.
+func (m *Manager) RemoveImage(ctx context.Context, ref string) (clean func(), err error) {
 	return m.images.Remove(ref, func(digest string) error {
 		m.mu.Lock()
 		defer m.mu.Unlock()

@@ -104,13 +104,15 @@ func TestImageBoxes(t *testing.T) {
 		if want := "agent\n/opt/bin\n/workspace\nimagedataothermountedmounted\n2\n"; out != want {
 			t.Errorf("%s:\n%q\nwant\n%q", form, out, want)
 		}
-		if err := f.RemoveImage(t.Context(), infos[0].Digest); !errdefs.Is(err, errdefs.Conflict) {
+		if _, err := f.RemoveImage(t.Context(), infos[0].Digest); !errdefs.Is(err, errdefs.Conflict) {
 			t.Errorf("removing an image in use: %v", err)
 		}
 		if err := f.Remove(t.Context(), id); err != nil {
 			t.Fatal(err)
 		}
-		if err := f.RemoveImage(t.Context(), infos[0].Digest); err != nil {
+		if clean, err := f.RemoveImage(t.Context(), infos[0].Digest); err == nil {
+			clean()
+		} else {
 			t.Error(err)
 		}
 	}

@@ -100,11 +100,14 @@ func (s *server) listImages(ctx context.Context, r *request) error {
 }
 
 func (s *server) removeImage(ctx context.Context, r *request) error {
-	err := s.gate.commit(r.generation, func() error {
-		return limitError(s.reg.boxes.RemoveImage(context.WithoutCancel(ctx), r.PathValue("digest")), "remove the image")
+	var clean func()
+	err := s.gate.commit(r.generation, func() (err error) {
+		clean, err = s.reg.boxes.RemoveImage(context.WithoutCancel(ctx), r.PathValue("digest"))
+		return err
 	})
 	if err != nil {
-		return err
+		return limitError(err, "remove the image")
 	}
+	clean() // not in the commit, as for a box
 	return r.done()
 }

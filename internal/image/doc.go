@@ -3,7 +3,7 @@
 //
 //	DIR/sha256-HEX/rootfs/     the flattened file system
 //	DIR/sha256-HEX/image.json  names, size, the image's PATH
-//	DIR/.tmp-…                 a load under way; deleted when the store is opened
+//	DIR/.tmp-…                 a load or a removal under way; deleted when the store is opened
 //
 // An image appears at once, by rename, after every digest in it was checked:
 // blobs against their names, layers against the configuration's diff ids. What

@@ -211,14 +211,26 @@ func TestNamesMoveAndRemove(t *testing.T) {
 		t.Errorf("%+v, %v", img, err)
 	}
 	used := errdefs.New(errdefs.Conflict, "in use")
-	if err := s.Remove("x", func(string) error { return used }); !errors.Is(err, used) {
+	if _, err := s.Remove("x", func(string) error { return used }); !errors.Is(err, used) {
 		t.Errorf("%v", err)
 	}
-	if err := s.Remove("x", nil); err != nil {
+	clean, err := s.Remove("x", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// It may take long to delete its files. Nobody waits for that, not even to load
+	// it again and to remove that too.
+	if _, err := s.Load(t.Context(), "x", tarOf(t, layoutDir(t, map[string]v1.Image{"one": one}))); err != nil {
 		t.Error(err)
 	}
+	again, err := s.Remove("x", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	clean()
+	again()
 	for _, ref := range []string{"x", a[0].Digest, "sha256:zz", "", "sha256:" + strings.Repeat("0", 64)} {
-		if err := s.Remove(ref, nil); !errdefs.Is(err, errdefs.NotFound) {
+		if _, err := s.Remove(ref, nil); !errdefs.Is(err, errdefs.NotFound) {
 			t.Errorf("%q: %v", ref, err)
 		}
 	}

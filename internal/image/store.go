@@ -2,6 +2,7 @@ package image
 
 import (
 	"cmp"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -205,32 +206,31 @@ func (s *Store) get(ref string) (Image, error) {
 	return Image{}, unknown
 }
 
-// Remove deletes an image by digest or name. inUse, called with the digest and
-// with no load under way to the same image, may refuse it; nil never does.
-func (s *Store) Remove(ref string, inUse func(digest string) error) error {
+// Remove takes an image away, by digest or name. inUse, called with the digest and
+// with no load under way to the same image, may refuse it; nil never does. The
+// image is gone when Remove returns; its files are deleted by clean, which the
+// caller calls and nobody waits for.
+func (s *Store) Remove(ref string, inUse func(digest string) error) (clean func(), err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	img, err := s.get(ref)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if inUse != nil {
 		if err := inUse(img.Digest); err != nil {
-			return err
+			return nil, err
 		}
 	}
-	// Out of sight first, at once; then the work.
-	gone := filepath.Join(s.dir, ".tmp-removed-"+folder(img.Digest))
-	if err := os.RemoveAll(gone); err != nil {
-		return fmt.Errorf("delete what an earlier removal left: %w", err)
-	}
+	gone := filepath.Join(s.dir, ".tmp-removed-"+rand.Text())
 	if err := os.Rename(filepath.Join(s.dir, folder(img.Digest)), gone); err != nil {
-		return fmt.Errorf("remove an image: %w", err)
+		return nil, fmt.Errorf("remove an image: %w", err)
 	}
-	if err := os.RemoveAll(gone); err != nil {
-		s.log.Warn("a removed image's files are still there until the next start", "image", img.Digest, "error", err)
-	}
-	return nil
+	return func() {
+		if err := os.RemoveAll(gone); err != nil {
+			s.log.Warn("a removed image's files are still there until the next start", "image", img.Digest, "error", err)
+		}
+	}, nil
 }
 
 // name gives names to an image that is there, taking them from others.
