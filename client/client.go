@@ -140,7 +140,7 @@ func defaultHTTP() *http.Client {
 	}
 }
 
-// Health asks whether the server is up. It needs no key.
+// Health asks whether the server works; that it does not is no error. It needs no key.
 func (c *Client) Health(ctx context.Context) (Health, error) {
-	return get[Health](ctx, c, "/v1/health", nil)
+	return doJSON[Health](ctx, c, call{method: http.MethodGet, path: "/v1/health", safe: true, also: http.StatusServiceUnavailable}, nil)
 }

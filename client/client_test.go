@@ -114,6 +114,25 @@ func TestAnotherKindOfServer(t *testing.T) {
 	}
 }
 
+// That a server does not work is what was asked for, and nothing to try again.
+func TestHealthOfAFailingServer(t *testing.T) {
+	t.Parallel()
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusServiceUnavailable)
+		_, _ = io.WriteString(w, `{"status":"failing","version":"v"}`)
+	}))
+	defer srv.Close()
+	c, err := client.New(client.Config{URL: srv.URL, RetryFor: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.CloseIdle()
+	if h, err := c.Health(t.Context()); err != nil || h.Status != "failing" {
+		t.Errorf("%+v, %v", h, err)
+	}
+}
+
 func TestAServerThatNeverAnsweredIsNotWaitedFor(t *testing.T) {
 	t.Parallel()
 	srv := httptest.NewServer(http.NotFoundHandler())

@@ -40,6 +40,8 @@ type call struct {
 	// gone: not_found means that an earlier attempt did it, if there was one that the
 	// server may have seen.
 	gone bool
+	// also is a status besides 2xx that comes with an answer.
+	also int
 }
 
 // send makes the call, repeating it where that is safe, and returns an answer of
@@ -73,7 +75,7 @@ func (c *Client) once(ctx context.Context, q call) (resp *http.Response, err err
 		return nil, c.transportError(ctx, q, err), !neverSent(err)
 	}
 	c.answered.Store(true)
-	if resp.StatusCode/100 == 2 {
+	if resp.StatusCode/100 == 2 || resp.StatusCode == q.also && resp.Header.Get("Content-Type") == "application/json" {
 		return resp, nil, true
 	}
 	defer resp.Body.Close()

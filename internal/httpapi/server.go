@@ -3,6 +3,7 @@ package httpapi
 import (
 	"context"
 	"net/http"
+	"reflect"
 	"strconv"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -37,15 +38,25 @@ func (h *Handler) registerMetrics(b *builder) {
 }
 
 func (h *Handler) registerServer(b *builder) {
+	type healthOut struct {
+		Status int
+		Body   api.Health
+	}
 	jsonOp(b, spec{id: "health", method: http.MethodGet, path: "/v1/health", action: public, tag: "server",
-		summary: "Health", description: "Whether the server is up."},
-		func(context.Context, authz.Principal, *nothing) (*answer[api.Health], error) {
-			v := api.Health{Status: "ok", Version: h.cfg.Version}
+		summary:     "Health",
+		description: "Whether the server works. With status starting it answers requests, and has not tried every target yet; with failing it must be restarted."},
+		func(context.Context, authz.Principal, *nothing) (*healthOut, error) {
+			out := &healthOut{Status: http.StatusOK, Body: api.Health{Status: "ok", Version: h.cfg.Version}}
 			if h.cfg.Health != nil {
-				v.Status = h.cfg.Health()
+				out.Body.Status = h.cfg.Health()
 			}
-			return reply(v, nil)
+			if out.Body.Status == "failing" { // probes look at the status code
+				out.Status = http.StatusServiceUnavailable
+			}
+			return out, nil
 		})
+	b.find(http.MethodGet, "/v1/health").Responses["503"] = &huma.Response{Description: "The status is failing.",
+		Content: map[string]*huma.MediaType{jsonMedia: {Schema: b.schema(reflect.TypeFor[api.Health]())}}}
 
 	op, rt := b.operation(spec{id: "openapi", method: http.MethodGet, path: "/openapi.json", action: anyone, basic: true, tag: "server",
 		summary: "This document", description: "The OpenAPI 3.1 document of this API."})
