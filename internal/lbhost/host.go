@@ -119,7 +119,7 @@ func Over(t rpc.Transport, cfg Config) (*Host, error) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	h := &Host{cfg: cfg, Script: cfg.Script, files: files, held: files.Holder(nil), cancel: cancel, ran: make(chan error, 1)}
-	h.Conn = rpc.New(t, rpc.Config{Name: "langbot", Handle: h.handle, CancelOnClose: true, PingEvery: cfg.PingEvery, Logger: cfg.Logger})
+	h.Conn = rpc.New(t, rpc.Config{Name: "langbot", Handle: h.handle, PingEvery: cfg.PingEvery, Logger: cfg.Logger})
 	go func() { h.ran <- h.Conn.Run(ctx) }()
 	return h, nil
 }

@@ -72,7 +72,7 @@ func (c *Control) Serve(ctx context.Context, t rpc.Transport) error {
 	s.files = c.cfg.Transfers.Holder(s.mayPush)
 	defer s.files.Close()
 	s.conn = rpc.New(t, rpc.Config{
-		Name: "control", Handle: s.handle, Admit: s.admit, CancelOnClose: true, PingEvery: c.cfg.PingEvery, Logger: c.log,
+		Name: "control", Handle: s.handle, Admit: s.admit, PingEvery: c.cfg.PingEvery, Logger: c.log,
 		Reserved: func(action string) bool { return action == pluginwire.ActionPing },
 	})
 	before, ok := c.cfg.Link.set(s)

@@ -48,7 +48,7 @@ func newLangbot(t *testing.T, dir string) *langbot {
 	h.near = rpc.New(rpc.Stdio(aR, bW, func() error { aR.Close(); return bW.Close() }), rpc.Config{Handle: func(ctx context.Context, in *rpc.Inbound) (any, error) {
 		return nil, h.holder.Chunk(in.Data, in.Context)
 	}})
-	h.far = rpc.New(rpc.Stdio(bR, aW, func() error { bR.Close(); return aW.Close() }), rpc.Config{Handle: h.handle, CancelOnClose: true})
+	h.far = rpc.New(rpc.Stdio(bR, aW, func() error { bR.Close(); return aW.Close() }), rpc.Config{Handle: h.handle})
 	h.group.Go(func() { _ = h.near.Run(context.Background()) })
 	h.group.Go(func() { _ = h.far.Run(context.Background()) })
 	return h

@@ -101,11 +101,9 @@ func (l *link) config() rpc.Config {
 		Reserved: func(action string) bool {
 			return action == pluginwire.ActionRegisterPlugin
 		},
-		// What a lost worker had asked for is of no use to anybody.
-		CancelOnClose: true,
-		Budget:        l.m.budget,
-		PingEvery:     l.m.cfg.PingEvery,
-		Logger:        l.m.log,
+		Budget:    l.m.budget,
+		PingEvery: l.m.cfg.PingEvery,
+		Logger:    l.m.log,
 	}
 }
 

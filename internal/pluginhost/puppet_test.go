@@ -51,7 +51,7 @@ func (f *fakeLauncher) Start(ctx context.Context, spec worker.Spec) (*worker.Pro
 	outR, outW := io.Pipe()
 	errR, errW := io.Pipe()
 	w := &puppet{t: f.t, n: len(f.puppets), spec: spec, in: inR, out: outW, stderr: errW, ended: make(chan struct{})}
-	w.conn = rpc.New(rpc.Stdio(inR, outW, func() error { inR.Close(); return outW.Close() }), rpc.Config{Handle: w.handle, CancelOnClose: true})
+	w.conn = rpc.New(rpc.Stdio(inR, outW, func() error { inR.Close(); return outW.Close() }), rpc.Config{Handle: w.handle})
 	f.puppets = append(f.puppets, w)
 	script := f.script
 	if script == nil {

@@ -144,7 +144,7 @@ func (r *rig) author(adm Admission, name string) *author {
 	bR, bW := io.Pipe()
 	w := &puppet{t: r.t, n: 100, name: name, in: bR, out: aW, ended: make(chan struct{})}
 	_, w.stderr = io.Pipe()
-	w.conn = rpc.New(rpc.Stdio(bR, aW, func() error { bR.Close(); return aW.Close() }), rpc.Config{Handle: w.handle, CancelOnClose: true})
+	w.conn = rpc.New(rpc.Stdio(bR, aW, func() error { bR.Close(); return aW.Close() }), rpc.Config{Handle: w.handle})
 	a := &author{puppet: w, served: make(chan error, 1)}
 	go func() { _ = w.conn.Run(context.Background()) }()
 	go func() {

@@ -55,6 +55,6 @@ func BenchmarkChunk(b *testing.B) {
 	b.SetBytes(int64(len(msg)))
 	b.ReportAllocs()
 	for b.Loop() {
-		lines, _ = AppendFrames(lines[:0], msg)
+		lines, _ = appendFrames(lines[:0], msg)
 	}
 }

@@ -75,16 +75,6 @@ func (c *Chunker) Append(dst []byte, limit int) (out []byte, more bool) {
 	return dst, c.state != 0
 }
 
-// AppendFrames writes a whole message to dst in the stdio framing. Errors: ErrTooLarge.
-func AppendFrames(dst, msg []byte) ([]byte, error) {
-	c, err := NewChunker(msg)
-	if err != nil {
-		return dst, err
-	}
-	dst, _ = c.Append(dst, int(^uint(0)>>1))
-	return dst, nil
-}
-
 // oneLine makes spaces of line ends. In valid JSON they stand between tokens only; left
 // there, they would let a payload write lines of its own, and so messages.
 func oneLine(b []byte) {

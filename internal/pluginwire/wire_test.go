@@ -202,7 +202,7 @@ func TestStdioRoundTrip(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		unit := jsonValue(2).Draw(t, "unit")
 		msg := []byte(`{"a":[` + strings.Repeat(unit+",\n", rapid.IntRange(0, 60<<10).Draw(t, "size")/(len(unit)+2)) + unit + "]}")
-		lines, err := AppendFrames(nil, msg)
+		lines, err := appendFrames(nil, msg)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -225,6 +225,16 @@ func TestStdioRoundTrip(t *testing.T) {
 	})
 }
 
+// appendFrames writes a whole message to dst in the stdio framing.
+func appendFrames(dst, msg []byte) ([]byte, error) {
+	c, err := NewChunker(msg)
+	if err != nil {
+		return dst, err
+	}
+	dst, _ = c.Append(dst, int(^uint(0)>>1))
+	return dst, nil
+}
+
 func oneLined(msg []byte, inline bool) []byte {
 	msg = bytes.Clone(msg)
 	if inline {
@@ -235,13 +245,13 @@ func oneLined(msg []byte, inline bool) []byte {
 
 func TestChunkerLimits(t *testing.T) {
 	t.Parallel()
-	if _, err := AppendFrames(nil, make([]byte, MaxMessage+1)); !errors.Is(err, ErrTooLarge) {
+	if _, err := appendFrames(nil, make([]byte, MaxMessage+1)); !errors.Is(err, ErrTooLarge) {
 		t.Errorf("too large: %v", err)
 	}
 	// The worst a valid message can be: everything escaped, everything multi-byte.
 	for _, unit := range []string{`\\`, "🐮"} {
 		msg := []byte(`{"a":"` + strings.Repeat(unit, MaxMessage/8/len(unit)) + `"}`)
-		lines, err := AppendFrames(nil, msg)
+		lines, err := appendFrames(nil, msg)
 		if err != nil {
 			t.Fatal(err)
 		}

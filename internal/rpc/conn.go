@@ -135,10 +135,8 @@ func (c *Conn) end(cause error, ours bool) {
 	err := c.err
 	waiting := c.waiting
 	c.waiting, c.answers = nil, nil
-	if c.cfg.CancelOnClose {
-		for in := range c.inbound {
-			c.cancelLocked(in)
-		}
+	for in := range c.inbound {
+		c.cancelLocked(in)
 	}
 	close(c.done)
 	c.haveRoom.Broadcast()

@@ -300,15 +300,6 @@ func (in *Inbound) Send(ctx context.Context, data any) error {
 	return in.Conn.sendFrame(ctx, in, raw)
 }
 
-// SendError sends an error as a frame: for the caller the stream ends with it. The
-// handler returns nil, and the end frame follows.
-func (in *Inbound) SendError(ctx context.Context, err error) error {
-	in.stream = true
-	r := pluginwire.Response{Seq: in.seq}
-	in.Conn.describe(&r, in, err)
-	return in.Conn.reply(ctx, &r, nil)
-}
-
 func (c *Conn) sendFrame(ctx context.Context, in *Inbound, raw json.RawMessage) error {
 	r := pluginwire.Response{Seq: in.seq, Data: raw}
 	if !in.WantsStream {

@@ -238,7 +238,7 @@ func TestLaneIsFreeWithTheAnswer(t *testing.T) {
 func TestManyCancels(t *testing.T) {
 	t.Parallel()
 	h := newHold()
-	s := scripted(t, Config{Handle: h.handle, CancelOnClose: true})
+	s := scripted(t, Config{Handle: h.handle})
 	defer s.end()
 	var asks, all string
 	for i := range pluginwire.MaxInflight {
@@ -264,7 +264,7 @@ func TestStuckPeer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, b := pipe()
 		h := newHold()
-		c := New(a, Config{Handle: h.handle, CancelOnClose: true})
+		c := New(a, Config{Handle: h.handle})
 		run := make(chan error, 1)
 		go func() { run <- c.Run(context.Background()) }()
 		sent := make(chan int, 1)
@@ -434,23 +434,21 @@ func TestCancelMatchingWaitsForAdmit(t *testing.T) {
 
 func TestCloseAndInbound(t *testing.T) {
 	t.Parallel()
-	for _, cancel := range []bool{true, false} {
-		synctest.Test(t, func(t *testing.T) {
-			h := newHold()
-			s := scripted(t, Config{Handle: h.handle, CancelOnClose: cancel})
-			s.send(asked(1, "hold", `{}`, ""))
-			synctest.Wait()
-			s.t2.Close()
-			<-s.conn.Done()
-			synctest.Wait()
-			if got := len(h.ended) == 1; got != cancel {
-				t.Errorf("cancel on close %v: the action was cancelled: %v", cancel, got)
-			}
-			close(h.release)
-			s.end()
-		})
-	}
-	// The end of Run's context cancels in any case.
+	synctest.Test(t, func(t *testing.T) {
+		h := newHold()
+		s := scripted(t, Config{Handle: h.handle})
+		s.send(asked(1, "hold", `{}`, ""))
+		synctest.Wait()
+		s.t2.Close()
+		<-s.conn.Done()
+		synctest.Wait()
+		if len(h.ended) != 1 {
+			t.Error("the action was not cancelled")
+		}
+		close(h.release)
+		s.end()
+	})
+	// The end of Run's context cancels, too.
 	synctest.Test(t, func(t *testing.T) {
 		h := newHold()
 		a, b := pipe()

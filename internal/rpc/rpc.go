@@ -91,7 +91,7 @@ func streamError(format string, args ...any) error {
 //
 // A handler that streams calls Send for each frame, or BeginStream when there may be
 // none, and returns nil: the end frame follows. ctx ends when the action is cancelled
-// or, with CancelOnClose, the connection closes; nothing is sent after that.
+// or the connection closes; nothing is sent after that.
 type Handler func(ctx context.Context, in *Inbound) (any, error)
 
 // Config is what a Conn needs to know. Only Handle is usual to set.
@@ -105,9 +105,6 @@ type Config struct {
 	// Reserved reports actions that have the reserved lane. A __cancel_action has one of
 	// its own.
 	Reserved func(action string) bool
-	// CancelOnClose cancels the inbound actions in flight when the connection closes.
-	// Without, they run to their end and their answers go nowhere.
-	CancelOnClose bool
 	// InflightBytes bounds the data of the inbound actions in flight; 0: 64 MiB. A
 	// single one may be as large as a message.
 	InflightBytes int
