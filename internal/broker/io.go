@@ -33,7 +33,7 @@ func (b *Broker) Write(ctx context.Context, p authz.Principal, handle string, of
 	if err != nil {
 		return api.StdinState{}, err
 	}
-	if !spec.Stdin && spec.PTY == nil {
+	if wasOpened(rec) && !spec.Stdin && spec.PTY == nil {
 		return api.StdinState{}, errdefs.New(errdefs.Invalid, "%s has no input: it was opened without stdin", handle).
 			WithNext("open it with \"stdin\": true")
 	}
@@ -123,7 +123,7 @@ func (b *Broker) Resize(ctx context.Context, p authz.Principal, handle string, s
 	if err != nil {
 		return err
 	}
-	if spec.PTY == nil {
+	if wasOpened(rec) && spec.PTY == nil {
 		return errdefs.New(errdefs.Invalid, "%s has no terminal", handle).WithNext("open it with pty")
 	}
 	_, l, err := b.inputTo(ctx, rec, o)

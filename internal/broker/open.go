@@ -103,9 +103,13 @@ func (b *Broker) intent(ctx context.Context, req api.OpenRequest, run store.Run,
 	return withLife(rec, life, at), effects, nil
 }
 
+// wasOpened reports whether an open made the record: a close of an unknown request
+// id makes one as well, of a command that nobody knows.
+func wasOpened(rec store.Process) bool { return rec.Digest != [32]byte{} }
+
 // reopened answers a request id that is recorded already.
 func (b *Broker) reopened(ctx context.Context, kept store.Process, digest [32]byte) (api.Process, error) {
-	if kept.Digest == ([32]byte{}) {
+	if !wasOpened(kept) {
 		return api.Process{}, errdefs.New(errdefs.Conflict, "request %s was closed before it was opened, so it never starts", kept.RequestID).
 			WithNext("open with a new request_id").With("handle", kept.Handle)
 	}

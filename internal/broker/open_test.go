@@ -177,6 +177,11 @@ func TestCloseBeforeOpen(t *testing.T) {
 		if again.Receipt == nil || again.Receipt.ID != c.Receipt.ID {
 			r.t.Error("another receipt for the same tombstone")
 		}
+		// Nobody knows whether it would have had an input or a terminal.
+		_, err = r.b.Write(r.ctx, r.run, c.Process.Handle, 0, []byte("x"), false)
+		r.code(err, errdefs.Conflict)
+		r.code(r.b.Resize(r.ctx, r.run, c.Process.Handle, api.Winsize{Rows: 2, Cols: 2}), errdefs.Conflict)
+		r.code(r.b.Signal(r.ctx, r.run, c.Process.Handle, "SIGINT"), errdefs.Conflict)
 		if r.host.count("start") != 0 {
 			r.t.Error("the host was told")
 		}
