@@ -59,14 +59,15 @@ func (s *story) cleanup(ctx context.Context) error {
 			_ = os.Remove(g) // only an empty one can be removed; what stays is found below
 		}
 	}
-	if left := s.leftovers(ctx); len(left) > 0 {
-		try(errdefs.New(errdefs.Internal, "something is left:\n  %s", strings.Join(left, "\n  ")))
-	} else {
+	switch left := s.leftovers(ctx); {
+	case len(left) > 0: // its directory may be in use, or have something mounted
+		try(errdefs.New(errdefs.Internal, "something is left:\n  %s", strings.Join(left, "\n  ")).
+			WithNext("end it, then delete %s", s.dir))
+	case s.cfg.Keep:
 		s.say.proven("nothing is left")
-	}
-	if s.cfg.Keep {
 		s.say.note("kept, as asked: %s", s.dir)
-	} else {
+	default:
+		s.say.proven("nothing is left")
 		s.removeStateDir()
 	}
 	return errors.Join(errs...)

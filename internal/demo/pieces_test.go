@@ -5,8 +5,10 @@ import (
 	"bytes"
 	"context"
 	"crypto/ed25519"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -265,10 +267,26 @@ func TestFindLeftovers(t *testing.T) {
 		t.Fatal(err)
 	}
 	left := findLeftovers(dir, "box_none", "host_none")
-	_ = cmd.Process.Kill()
-	_ = cmd.Wait()
 	if len(left) != 1 || !strings.Contains(left[0], "sleep 1000") {
 		t.Errorf("with a process: %v", left)
+	}
+	// What is used by something that is left is not deleted under it.
+	s := &story{dir: dir, say: newTeller(io.Discard)}
+	over, cancel := context.WithCancel(t.Context())
+	cancel() // it is not waited for
+	if err := s.cleanup(over); !errdefs.Is(err, errdefs.Internal) {
+		t.Errorf("with a process: %v", err)
+	}
+	if _, err := os.Stat(dir); err != nil {
+		t.Error(err)
+	}
+	_ = cmd.Process.Kill()
+	_ = cmd.Wait()
+	if err := s.cleanup(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the directory is still there: %v", err)
 	}
 }
 
