@@ -225,20 +225,19 @@ func openFiles() (uint64, error) {
 	return min(own.Max, oci.MaxFiles), nil
 }
 
-// load reads every box.json. A directory without one was never a box: the
-// record is written first. A damaged one is an error, because its user ids must
-// not be given away again.
+// load reads every box.json. A directory without one was never a box, because the
+// record is written first, or is to be one no more (unmark), and goes. A damaged
+// one is an error, because its user ids must not be given away again.
 func (m *Manager) load() error {
 	ents, err := os.ReadDir(m.boxesDir())
 	if err != nil {
 		return fmt.Errorf("read the directory of boxes: %w", err)
 	}
+	var strays []*box
 	for _, e := range ents {
 		rec, err := readRecord(m.boxDir(e.Name()))
 		if errors.Is(err, fs.ErrNotExist) {
-			if err := m.discard(e.Name()); err != nil {
-				return err
-			}
+			strays = append(strays, &box{id: e.Name()})
 			continue
 		}
 		if err != nil {
@@ -253,6 +252,11 @@ func (m *Manager) load() error {
 			}
 		}
 		m.boxes[e.Name()] = &box{id: e.Name(), rec: rec}
+	}
+	for _, b := range strays {
+		if err := m.destroy(context.Background(), b); err != nil {
+			return err
+		}
 	}
 	return nil
 }

@@ -76,7 +76,25 @@ func (m *Manager) retire(b *box) error {
 	}
 	rec := b.rec
 	rec.Removing = true
-	return m.mark(b, rec)
+	err := m.mark(b, rec)
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		// The box may be what fills the disk. That it has no record says the same
+		// (load), and needs no room.
+		err = m.unmark(b, rec)
+	}
+	return err
+}
+
+// unmark is mark by taking the record away.
+func (m *Manager) unmark(b *box, rec record) error {
+	dir := m.boxDir(b.id)
+	if err := os.Remove(filepath.Join(dir, recordFile)); err != nil {
+		return fmt.Errorf("take away the record of a box: %w", err)
+	}
+	m.mu.Lock()
+	b.rec = rec
+	m.mu.Unlock()
+	return durable.SyncDir(dir)
 }
 
 // mark records a box's new state before anything is done about it.

@@ -1,6 +1,7 @@
 package boxhost
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -76,6 +77,46 @@ func TestNobodyWaitsForARemoval(t *testing.T) {
 		t.Error(err)
 	}
 	wantCode(t, f.Retire(id), errdefs.NotFound, "no box")
+}
+
+// A box that has filled the disk can be removed, and makes room thereby.
+func TestRemoveOnAFullDisk(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, func(c *Config) {
+		disk := t.TempDir()
+		need.Disk(t, disk, "size=1m,mode=0711")
+		c.Dir = filepath.Join(disk, "host")
+	})
+	fill := func(id string) {
+		t.Helper()
+		file, err := os.Create(filepath.Join(f.volumeDir(id, "workspace"), "filler"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer file.Close()
+		for err == nil {
+			_, err = file.Write(make([]byte, 4096))
+		}
+		if !errors.Is(err, unix.ENOSPC) {
+			t.Fatal(err)
+		}
+	}
+	id := f.put(nil)
+	fill(id)
+	if err := f.Remove(t.Context(), id); err != nil {
+		t.Error(err)
+	}
+	// That it goes is known after a crash as well.
+	id = f.put(nil)
+	fill(id)
+	if err := f.Retire(id); err != nil {
+		t.Fatal(err)
+	}
+	f.reopen()
+	wantCode(t, f.Retire(id), errdefs.NotFound, "no box")
+	if ents, err := os.ReadDir(f.boxesDir()); err != nil || len(ents) != 0 {
+		t.Errorf("left: %v, %v", ents, err)
+	}
 }
 
 // Whatever a tenant leaves in its volumes goes, and nothing else.
