@@ -29,6 +29,8 @@ type Broker struct {
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
 
+	past past // of who does retain
+
 	mu      sync.RWMutex // guards the rest
 	running bool
 	owners  map[string]*owner

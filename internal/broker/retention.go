@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"slices"
 	"time"
 
 	"github.com/stockade-run/stockade/internal/errdefs"
@@ -14,19 +15,64 @@ import (
 // retain forgets what has been kept long enough: first logs on their hosts, then
 // the records of finished runs, and the oldest acts of the audit record.
 func (b *Broker) retain(ctx context.Context) {
+	b.past.look(time.Now(), b.cfg.Limits)
 	if err := b.forgetLogs(ctx); err != nil && ctx.Err() == nil {
 		b.log.Warn("old logs were not all forgotten", "error", err)
 	}
-	n, err := b.cfg.Store.DeleteRunsFinishedBefore(ctx, now().Add(-b.cfg.Limits.RecordRetention))
+	n, err := b.cfg.Store.DeleteRunsFinishedBefore(ctx, b.past.before(b.cfg.Limits.RecordRetention))
 	if err != nil && ctx.Err() == nil {
 		b.log.Warn("old records were not forgotten", "error", err)
 	}
 	if n > 0 {
 		b.log.Info("the records of old runs were forgotten", "runs", n)
 	}
-	if _, err := b.cfg.Store.DeleteAuditBefore(ctx, now().Add(-b.cfg.Limits.AuditRetention)); err != nil && ctx.Err() == nil {
+	if _, err := b.cfg.Store.DeleteAuditBefore(ctx, b.past.before(b.cfg.Limits.AuditRetention)); err != nil && ctx.Err() == nil {
 		b.log.Warn("old audit events were not forgotten", "error", err)
 	}
+}
+
+// past says how old what was recorded is, where the machine's clock was set forward
+// meanwhile. Only retain uses it.
+type past struct {
+	now   time.Time // of the last look
+	jumps []jump    // oldest first
+}
+
+// jump is when the clock, afterwards, was at, and by how much too far.
+type jump struct {
+	at time.Time
+	by time.Duration
+}
+
+// maxDrift is how much more may pass on the machine's clock than has passed.
+const maxDrift = 10 * time.Second
+
+// look notes how far the clock has come since the last look.
+func (p *past) look(at time.Time, l Limits) {
+	if !p.now.IsZero() {
+		p.passed(at.Round(0).Sub(p.now.Round(0)), at.Sub(p.now), at)
+	}
+	p.now = at
+	longest := max(l.LogRetention, l.RecordRetention, l.AuditRetention)
+	p.jumps = slices.DeleteFunc(p.jumps, func(j jump) bool { return at.Round(0).Sub(j.at) > longest })
+}
+
+// passed notes a jump if, until at, more has passed on the clock than in truth.
+func (p *past) passed(onClock, inTruth time.Duration, at time.Time) {
+	if by := onClock - inTruth; by > maxDrift {
+		p.jumps = append(p.jumps, jump{at.Round(0), by})
+	}
+}
+
+// before is what the clock showed when it was age ago.
+func (p *past) before(age time.Duration) time.Time {
+	at := p.now.UTC().Add(-age).Truncate(time.Microsecond)
+	for _, j := range slices.Backward(p.jumps) {
+		if at.Before(j.at) {
+			at = at.Add(-j.by)
+		}
+	}
+	return at
 }
 
 // trimEvery is how often it is looked whether workspaces keep too many logs.
@@ -62,7 +108,7 @@ func (b *Broker) trim(ctx context.Context) {
 }
 
 func (b *Broker) forgetLogs(ctx context.Context) error {
-	filter := store.ProcessFilter{ClosedBefore: now().Add(-b.cfg.Limits.LogRetention), LogKept: true, NoSpec: true, Page: store.Page{Limit: 1000}}
+	filter := store.ProcessFilter{ClosedBefore: b.past.before(b.cfg.Limits.LogRetention), LogKept: true, NoSpec: true, Page: store.Page{Limit: 1000}}
 	for {
 		recs, err := b.cfg.Store.Processes(ctx, everything(), filter)
 		if err != nil {

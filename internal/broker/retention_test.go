@@ -62,3 +62,43 @@ func TestALogThatCannotBeForgottenHoldsUpNoOther(t *testing.T) {
 		})
 	}
 }
+
+// A clock that is set forward makes nothing old, for as long as that takes.
+func TestAClockThatJumpsMakesNothingOld(t *testing.T) {
+	t.Parallel()
+	var p past
+	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	is := func(age, since time.Duration) {
+		t.Helper()
+		if got := p.before(age); !got.Equal(start.Add(since)) {
+			t.Errorf("%v ago it was %v, want %v", age, got, start.Add(since))
+		}
+	}
+	const day = 24 * time.Hour
+	l := Limits{}.withDefaults()
+	step := func(onClock, inTruth time.Duration) { // as look does
+		at := p.now.Add(onClock)
+		p.passed(onClock, inTruth, at)
+		p.now = time.Time{}
+		p.look(at, l)
+	}
+	p.look(start, l)
+	is(day, -day)
+	step(10*time.Minute, 10*time.Minute)
+	is(day, 10*time.Minute-day)
+	step(100*day, 0) // of these there was nothing
+	is(day, 10*time.Minute-day)
+	is(0, 100*day+10*time.Minute)
+	step(2*time.Hour, time.Hour) // and again
+	is(time.Minute, 100*day+10*time.Minute+time.Hour-time.Minute)
+	is(2*time.Hour, 10*time.Minute-time.Hour)
+	step(day, day)
+	is(day-time.Second, 100*day+10*time.Minute+2*time.Hour+time.Second)
+	is(day+time.Minute, 100*day+10*time.Minute+time.Hour-time.Minute)
+	step(-time.Hour, time.Hour) // set back: what is told is younger
+	is(day, 100*day+10*time.Minute)
+	step(l.AuditRetention+day, l.AuditRetention+day)
+	if len(p.jumps) != 0 {
+		t.Errorf("kept for nothing: %v", p.jumps)
+	}
+}
