@@ -117,10 +117,19 @@ type Failure struct {
 // Error returns the message.
 func (f *Failure) Error() string { return f.Message }
 
-// Event returns the run.failed event.
+// Event returns the run.failed event, whose text is bounded.
 func (f *Failure) Event() json.RawMessage {
-	return event("run.failed", failedData{Error: f.Message, Code: f.Code, Retryable: f.Retryable})
+	message := f.Message
+	if len(message) > maxFailure {
+		message = strings.ToValidUTF8(message[:maxFailure], "") + " … (cut)"
+	}
+	return event("run.failed", failedData{Error: message, Code: f.Code, Retryable: f.Retryable})
 }
+
+// maxFailure bounds the text of a failure in bytes: the tail of stderr and the words
+// around it have room, what a vendor's program puts into an error may be as large as one
+// of its messages.
+const maxFailure = 64 << 10
 
 // Exited is the failure of an agent that ended too early, or with an error.
 func Exited(code string, e Exit, retryable bool) *Failure {

@@ -239,3 +239,29 @@ func TestManyMessagesAreCheap(t *testing.T) {
 		t.Errorf("%d MiB were allocated", n)
 	}
 }
+
+// What a program says when it fails is as much as a person reads, whatever it prints.
+func TestAFailureIsBounded(t *testing.T) {
+	t.Parallel()
+	for name, line := range map[string]string{
+		"plain": strings.Repeat("no ", 1<<20),
+		"error": `{"type":"error","message":"` + strings.Repeat("é", 1<<20) + `"}`,
+	} {
+		for code := range 2 {
+			c, err := claude.New(json.RawMessage(`{"prompt":"x"}`))
+			if err != nil {
+				t.Fatal(err)
+			}
+			for range 3 {
+				c.Feed([]byte(line))
+			}
+			last := c.Finish(agent.Exit{Code: code, Stderr: "the reason"})
+			if len(last) != 1 || !strings.Contains(string(last[0]), "run.failed") || len(last[0]) > 100<<10 {
+				t.Errorf("%s, code %d: %d events, %d bytes: %.100s", name, code, len(last), len(last[0]), last[0])
+			}
+			if name == "plain" && code == 1 && !strings.Contains(string(last[0]), "the reason") {
+				t.Errorf("what it said on stderr is lost: %.100s", last[0])
+			}
+		}
+	}
+}

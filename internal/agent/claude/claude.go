@@ -54,7 +54,7 @@ type codec struct {
 	result  string // the CLI's own final text
 	partial bool   // text of the message now coming was told piece by piece
 	spoke   bool   // it printed an event at all
-	plain   agent.Text
+	plain   string // what it printed before that
 	failure *agent.Failure
 	ended   bool // its result has come
 }
@@ -305,12 +305,17 @@ func text(raw json.RawMessage) string {
 	return ""
 }
 
+// maxPlain is as much as is kept of what the CLI says on stderr.
+const maxPlain = 20_000
+
 // plainLine takes what is no event. Among events it counts as the assistant's
-// words; a CLI that prints nothing else has refused to work, and says why.
+// words; a CLI that prints nothing else has refused to work, and says why in the first
+// maxPlain bytes.
 func (c *codec) plainLine(line []byte) agent.Step {
 	t := strings.ToValidUTF8(string(line), "\uFFFD")
 	if !c.spoke {
-		c.plain.Add(t + "\n")
+		t += "\n"
+		c.plain += t[:min(len(t), maxPlain-len(c.plain))]
 		return agent.Step{}
 	}
 	return agent.Step{Events: c.say(t)}
@@ -333,10 +338,10 @@ func (c *codec) Finish(e agent.Exit) []json.RawMessage {
 		f = &agent.Failure{Code: "claude_code.output_too_large", Message: e.Overflow}
 	case f != nil:
 	case (e.Code != 0 || e.Signal != "") && !(e.Stopped && c.ended):
-		e.Stderr = joined(c.plain.String(), []string{e.Stderr})
+		e.Stderr = joined(c.plain, []string{e.Stderr})
 		f = agent.Exited("claude_code.process_failed", e, false)
-	case !c.spoke && !c.plain.Empty():
-		f = &agent.Failure{Code: "claude_code.process_failed", Message: "Claude Code did not start its work: " + strings.TrimSpace(c.plain.String())}
+	case !c.spoke && c.plain != "":
+		f = &agent.Failure{Code: "claude_code.process_failed", Message: "Claude Code did not start its work: " + strings.TrimSpace(c.plain)}
 	case final == "":
 		f = &agent.Failure{Code: "claude_code.empty_response", Message: "Claude Code ended without an answer"}
 	}
