@@ -60,13 +60,17 @@ type Config struct {
 	ToolSets map[string]ToolSet
 }
 
-// Service answers for one relay. It may be used from many goroutines and has none
-// of its own.
+// Service answers for one relay. It may be used from many goroutines; its own end
+// the sessions with tool sets of jobs that were left, and [Service.Close] joins them.
 type Service struct {
 	cfg Config
 	log *slog.Logger
 
 	clearing sync.Mutex // held by ClearFence
+
+	mu     sync.Mutex
+	closed bool
+	jobs   sync.WaitGroup // until their sessions are ended
 }
 
 // New returns a service.
@@ -76,6 +80,27 @@ func New(cfg Config) *Service {
 		log = slog.New(slog.DiscardHandler)
 	}
 	return &Service{cfg: cfg, log: log}
+}
+
+// Close refuses new jobs and returns when those there are were left and their sessions
+// with tool sets are ended, which takes 5 s at most after the last was left. The hub
+// must have been stopped: else nobody leaves. Closing twice is harmless.
+func (s *Service) Close() {
+	s.mu.Lock()
+	s.closed = true
+	s.mu.Unlock()
+	s.jobs.Wait()
+}
+
+// enter counts a job.
+func (s *Service) enter() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return errdefs.New(errdefs.Unavailable, "the relay is shutting down")
+	}
+	s.jobs.Add(1)
+	return nil
 }
 
 // MaxPayload is the largest payload in bytes.
@@ -132,6 +157,9 @@ func (s *Service) Run(ctx context.Context, p authz.Principal, req api.RelayJobRe
 	if err := ctx.Err(); err != nil { // whoever asked is gone: nothing was sent, nothing is fenced
 		return nil, errdefs.Wrap(err, errdefs.Unavailable, "the request was given up before the job was sent")
 	}
+	if err := s.enter(); err != nil {
+		return nil, err
+	}
 	// The hub settles a job whose context ends; Leave says why first.
 	root, stop := context.WithCancel(context.WithoutCancel(ctx))
 	job, err := s.cfg.Hub.RunJob(root, relay.JobRequest{
@@ -140,9 +168,13 @@ func (s *Service) Run(ctx context.Context, p authz.Principal, req api.RelayJobRe
 	})
 	if err != nil {
 		stop()
+		s.jobs.Done()
 		return nil, err
 	}
-	context.AfterFunc(root, end) // the job is left, and its tools were revoked
+	context.AfterFunc(root, func() { // the job is left, and its tools were revoked
+		defer s.jobs.Done()
+		end()
+	})
 	j := &Job{job: job, stop: stop, info: api.RelayJob{ID: job.ID(), DaemonID: req.DaemonID, State: "starting", StartedAt: time.Now().UTC()}}
 	for _, i := range s.cfg.Hub.Jobs() { // it may have ended already
 		if i.ID == j.info.ID {

@@ -73,6 +73,7 @@ func newRig(t *testing.T, dir string, patience time.Duration) *rig {
 		if err := hub.Stop(context.Background()); err != nil {
 			t.Error(err)
 		}
+		r.s.Close()
 		server.Close()
 	})
 	return r

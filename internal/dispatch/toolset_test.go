@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stockade-run/stockade/internal/api"
 	"github.com/stockade-run/stockade/internal/errdefs"
 	"github.com/stockade-run/stockade/internal/relaywire"
 )
@@ -165,8 +166,21 @@ func TestAGrantedToolSetIsTheJobs(t *testing.T) {
 	if o, err := job.Leave(t.Context(), "over"); err != nil || !o.Acknowledged {
 		t.Errorf("%+v %v", o, err)
 	}
-	if id := <-ended; id != "s-1" {
-		t.Errorf("the session %q was ended", id)
+	// Whoever stops waits for the end of the session.
+	if err := r.hub.Stop(t.Context()); err != nil {
+		t.Error(err)
+	}
+	r.s.Close()
+	select {
+	case id := <-ended:
+		if id != "s-1" {
+			t.Errorf("the session %q was ended", id)
+		}
+	default:
+		t.Error("the session goes on")
+	}
+	if _, err := r.s.Run(t.Context(), owner, api.RelayJobRequest{DaemonID: "laptop", Payload: json.RawMessage(`{}`)}); !errdefs.Is(err, errdefs.Unavailable) {
+		t.Errorf("after the end: %v", err)
 	}
 }
 

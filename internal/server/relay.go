@@ -101,13 +101,16 @@ func (r *relayPart) start(ctx context.Context) (string, error) {
 	return url, nil
 }
 
-// stop settles every job, then closes the connections. Stopping twice is harmless.
+// stop settles every job, then closes the connections, and ends the sessions with tool
+// sets. Stopping twice is harmless.
 func (r *relayPart) stop(ctx context.Context) error {
 	if r == nil {
 		return nil
 	}
 	_ = os.Remove(r.address)
-	return r.hub.Stop(ctx)
+	err := r.hub.Stop(ctx) // settles every job even when it fails
+	r.service.Close()
+	return err
 }
 
 // relayAdapter gives the API an interface where the service has a type.
