@@ -1,7 +1,10 @@
 package broker
 
 import (
+	"bytes"
 	"encoding/json"
+	"log/slog"
+	"strings"
 	"testing"
 	"time"
 
@@ -74,5 +77,28 @@ func FuzzHostState(f *testing.F) {
 		if e := c.rec.Exit; e != nil && e.Kind == api.ExitExited && (r.State.Phase != wire.PhaseEnded || r.State.Exit == nil) {
 			t.Fatal("an exit from nothing")
 		}
+	})
+}
+
+// A host program that stays away is told of once, and again when it came and went.
+func TestAHostThatStaysAwayIsToldOfOnce(t *testing.T) {
+	t.Parallel()
+	inBubble(t, Limits{}, func(r *rig) {
+		var logged bytes.Buffer
+		r.log = slog.New(slog.NewTextHandler(&logged, nil))
+		r.restart()
+		r.up()
+		for range 2 {
+			r.host.stop()
+			time.Sleep(10 * time.Minute)
+			r.host.start()
+			r.up()
+		}
+		r.stop()
+		// The connection that broke, and why there is no new one.
+		if n := strings.Count(logged.String(), "does not answer"); n != 4 {
+			r.t.Errorf("said %d times:\n%s", n, logged.String())
+		}
+		r.boot()
 	})
 }

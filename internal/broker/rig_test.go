@@ -2,6 +2,7 @@ package broker
 
 import (
 	"context"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"sync"
@@ -41,6 +42,7 @@ type rig struct {
 	key    authz.Principal
 	run    authz.Principal
 	box    string
+	log    *slog.Logger // nil discards
 }
 
 // inBubble runs a test with virtual time.
@@ -63,7 +65,7 @@ func (r *rig) boot() {
 	st, err := sqlite.Open(r.ctx, sqlite.Config{Path: r.path})
 	r.ok(err)
 	r.ledger = &shaky{Store: st}
-	r.b, err = New(Config{Store: r.ledger, Signer: r.signer, Gateway: r.gate, Limits: r.limits,
+	r.b, err = New(Config{Store: r.ledger, Signer: r.signer, Gateway: r.gate, Limits: r.limits, Logger: r.log,
 		Targets: []TargetConfig{{Name: "local", Driver: r.host}}})
 	r.ok(err)
 	r.ok(r.b.Start(r.ctx))

@@ -2,6 +2,7 @@ package broker
 
 import (
 	"context"
+	"log/slog"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -112,15 +113,20 @@ func (t *target) keep(ctx context.Context) {
 	for ctx.Err() == nil {
 		err := t.session(ctx)
 		t.tell.Do(func() { close(t.tried) })
-		if t.link.Swap(nil) != nil {
+		was := t.link.Swap(nil) != nil
+		if was {
 			wait.Reset()
 		}
 		t.client.CloseIdle()
 		if ctx.Err() != nil {
 			return
 		}
-		t.fail(cut(err.Error()))
-		t.b.log.Warn("the host program of a target does not answer", "target", t.cfg.Name, "error", err)
+		why, level := cut(err.Error()), slog.LevelWarn
+		if !was && why == *t.problem.Load() { // said already
+			level = slog.LevelDebug
+		}
+		t.fail(why)
+		t.b.log.Log(ctx, level, "the host program of a target does not answer", "target", t.cfg.Name, "error", err)
 		pause := time.NewTimer(wait.NextBackOff())
 		select {
 		case <-pause.C:

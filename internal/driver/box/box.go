@@ -278,7 +278,7 @@ func (d *Driver) openLog() (*os.File, error) {
 	return f, nil
 }
 
-// tail returns the last line the host program logged.
+// tail returns the error in the last line the host program logged, or the line.
 func tail(log *os.File, from int64) string {
 	b := make([]byte, 64<<10)
 	n, _ := log.ReadAt(b, from)
@@ -286,6 +286,12 @@ func tail(log *os.File, from int64) string {
 	last := strings.ToValidUTF8(lines[len(lines)-1], "?")
 	if last == "" {
 		return "it said nothing"
+	}
+	if _, text, ok := strings.Cut(last, " error="); ok { // slog's, the last attribute
+		last = text
+		if plain, err := strconv.Unquote(text); err == nil {
+			last = plain
+		}
 	}
 	return last[:min(len(last), 1024)]
 }

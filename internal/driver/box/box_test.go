@@ -209,7 +209,7 @@ func TestWhatCannotStartSaysWhy(t *testing.T) {
 	cfg := config(t)
 	cfg.Args = append(cfg.Args, "--runtime", "no-such-runtime")
 	err := box.New(cfg).Ensure(ctx)
-	if !errdefs.Is(err, errdefs.Unavailable) || !strings.Contains(err.Error(), "no-such-runtime") {
+	if !errdefs.Is(err, errdefs.Unavailable) || !strings.Contains(err.Error(), "no-such-runtime") || strings.Contains(err.Error(), "msg=") {
 		t.Errorf("no runtime: %v", err)
 	}
 	cfg.HostExe = filepath.Join(t.TempDir(), "missing")
