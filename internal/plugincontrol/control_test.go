@@ -59,6 +59,38 @@ func TestApplyTakesThePackage(t *testing.T) {
 	}
 }
 
+// TestRefusedRequestsKeepNoFile: what LangBot pushed for a request goes with it, also
+// where it is refused before anybody looks at the file; otherwise some hundred refusals
+// would fill the connection for an installation.
+func TestRefusedRequestsKeepNoFile(t *testing.T) {
+	t.Parallel()
+	stopped := plugin("stopped", 0)
+	stopped.c.Enabled = false
+	s := open(t, pluginwire.ProfileOSS, stopped)
+	l := s.ready(t)
+	for _, c := range []struct{ action, data string }{
+		{pluginwire.ActionApplyPluginInstallation, `{"artifact_file_key":"KEY","enabled":"perhaps"}`},
+		{pluginwire.ActionParseDocument, `{"plugin_author":"a","plugin_name":"none","context":{"file_key":"KEY"}}`},
+		{pluginwire.ActionParseDocument, `{"plugin_author":"a","plugin_name":"stopped","context":{"file_key":"KEY"}}`},
+		{pluginwire.ActionParseDocument, `{"context":{"file_key":"KEY"}}`},
+		{pluginwire.ActionInstallPlugin, `{"install_source":"local","install_info":{"plugin_file_key":"KEY"}}`},
+	} {
+		key, err := transfer.Send(t.Context(), l.Conn, []byte("x"), "", binding)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.control.cfg.Transfers.Read(key, binding); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := l.frames(t, c.action, strings.Replace(c.data, "KEY", key, 1)); err == nil {
+			t.Errorf("%s %s was not refused", c.action, c.data)
+		}
+		if _, err := s.control.cfg.Transfers.Read(key, binding); !errdefs.Is(err, errdefs.NotFound) {
+			t.Errorf("%s %s: its file is still there: %v", c.action, c.data, err)
+		}
+	}
+}
+
 // TestLegacyFile (LF-01): a file without a full binding is for a live plugin of
 // data/plugins, and never in the shared profile.
 func TestLegacyFile(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 
+	"github.com/stockade-run/stockade/internal/errdefs"
 	"github.com/stockade-run/stockade/internal/pluginwire"
 	"github.com/stockade-run/stockade/internal/rpc"
 )
@@ -65,6 +66,7 @@ func (s *session) sweep() {
 // apply reads the pushed package and deletes it before anything is changed: a
 // failed apply needs the package anew.
 func apply(ctx context.Context, s *session, in *rpc.Inbound) (any, error) {
+	defer s.discard(in, "", "artifact_file_key")
 	req, err := pluginwire.DecodeApply(in.Data)
 	if err != nil {
 		return nil, err
@@ -94,4 +96,25 @@ func (s *session) take(key string, as pluginwire.Context) ([]byte, error) {
 		return nil, err
 	}
 	return data, s.control.cfg.Transfers.Delete(key, as)
+}
+
+// discard deletes what LangBot pushed for a request, however that ended: also where it
+// was refused before the file was looked at, nobody asks for it again, and an owner may
+// have so many. The key is a field of the data, or of the object in it that within names.
+func (s *session) discard(in *rpc.Inbound, within, name string) {
+	o, err := payload(in)
+	if err != nil {
+		return
+	}
+	if within != "" {
+		o = o.within(within)
+	}
+	key := o.textOr(name, "")
+	if key == "" {
+		return
+	}
+	// A key that is none was refused with the request.
+	if err := s.control.cfg.Transfers.Delete(key, in.Context); err != nil && !errdefs.Is(err, errdefs.Invalid) {
+		s.control.log.Warn("a file from LangBot stays until the connection ends", "err", err)
+	}
 }

@@ -25,6 +25,7 @@ var untrusted = []string{"context", "action_context", "instance_uuid", "workspac
 // installPlugin installs below data/plugins. For the sources local and github
 // LangBot has pushed the package first.
 func installPlugin(ctx context.Context, s *session, in *rpc.Inbound) (any, error) {
+	defer s.discard(in, "install_info", "plugin_file_key")
 	o, err := payload(in)
 	if err != nil {
 		return nil, err

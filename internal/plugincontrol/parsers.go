@@ -32,6 +32,7 @@ func listParsers(_ context.Context, s *session, in *rpc.Inbound) (any, error) {
 // parseDocument hands LangBot's file on to the plugin under a new key. The plugin
 // deletes its copy when it has read it; ours goes before it is asked.
 func parseDocument(ctx context.Context, s *session, in *rpc.Inbound) (any, error) {
+	defer s.discard(in, "context", "file_key")
 	o, p, err := s.engine(in)
 	if err != nil {
 		return nil, err

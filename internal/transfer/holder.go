@@ -37,6 +37,7 @@ type held struct {
 	key   string
 	owner pluginwire.Context
 	found found
+	at    time.Time // when it had come
 }
 
 // incoming is a file of which not all chunks have come.
@@ -159,7 +160,8 @@ func (h *Holder) begin(c chunk, from pluginwire.Context) (*incoming, error) {
 }
 
 // dropStalled makes room where there is none: a sender that has given up says nothing,
-// and its connection may live for weeks.
+// be it in the middle of a file or before it asked for anything about a whole one, and
+// its connection may live for weeks.
 func (h *Holder) dropStalled(from pluginwire.Context) {
 	h.store.mu.Lock()
 	err := h.roomLocked(from)
@@ -172,6 +174,14 @@ func (h *Holder) dropStalled(from pluginwire.Context) {
 			h.drop(key, in)
 		}
 	}
+	s := h.store
+	s.publish.Lock()
+	defer s.publish.Unlock()
+	s.mu.Lock()
+	old := slices.Collect(maps.Values(h.got))
+	s.mu.Unlock()
+	// What cannot be deleted goes on taking its place, and the caller is told so.
+	_ = s.removeAll(slices.DeleteFunc(old, func(f held) bool { return time.Since(f.at) < Unclaimed }))
 }
 
 // roomLocked reports whether one more file of an owner may come; store.mu is held.
@@ -282,7 +292,7 @@ func (h *Holder) finish(key string, in *incoming) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.busy, key)
-	h.got[f.record] = held{key, in.owner, f}
+	h.got[f.record] = held{key, in.owner, f, time.Now()}
 	s.held[f.record] = h
 	return nil
 }

@@ -25,6 +25,10 @@ const (
 	// Stalled is how long a file that comes may stand still before it is dropped for
 	// another, where a bound is reached. A peer gives a chunk up after 15 s. Ours.
 	Stalled = 2 * time.Minute
+	// Unclaimed is how long a file that came may wait for somebody to delete it before
+	// it makes way for another, where a bound is reached. The longest request that
+	// names a file takes 20 min. Ours.
+	Unclaimed = time.Hour
 
 	keyMark   = "ft1_" // of keys that are unguessable, so that their owner is found by the key alone
 	keyDigits = 64

@@ -290,6 +290,34 @@ func TestStalledFilesMakeRoom(t *testing.T) {
 	})
 }
 
+// Nor do files that came whole and that nobody asked for.
+func TestUnclaimedFilesMakeRoom(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		s := open(t, dir, 0)
+		h := s.Holder(nil)
+		must(t, push(h, "first", nil, slotA))
+		time.Sleep(time.Second) // virtual
+		for i := range MaxHeld - 1 {
+			must(t, push(h, fmt.Sprint("k", i), nil, slotA))
+		}
+		time.Sleep(Unclaimed - time.Second - 1)
+		wantCode(t, "one more, too early", push(h, "more", nil, slotA), errdefs.Exhausted)
+		time.Sleep(1)
+		must(t, push(h, "more", []byte("m"), slotA))
+		wantFile(t, s, "more", slotA, "m")
+		wantFile(t, s, "k7", slotA, "")
+		if _, err := s.Read("first", slotA); !errdefs.Is(err, errdefs.NotFound) {
+			t.Errorf("the oldest: %v", err)
+		}
+		must(t, h.Close())
+		if left := files(t, dir); len(left) != 0 {
+			t.Errorf("left: %v", left)
+		}
+	})
+}
+
 func TestLimits(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
