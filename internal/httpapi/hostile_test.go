@@ -95,6 +95,8 @@ func TestABodyThatNeverComes(t *testing.T) {
 		"takes no body":    {"GET /v1/health HTTP/1.1\r\nContent-Length: 10", "400"},
 		"not its media":    {"POST /v1/processes HTTP/1.1\r\nAuthorization: Bearer run\r\nContent-Type: text/html\r\nContent-Length: 10", "415"},
 		"a missing box":    {"PUT /v1/boxes/box_x/files HTTP/1.1\r\nAuthorization: Bearer workspace\r\nContent-Length: 10", "404"},
+		"never whole":      {"POST /v1/workspaces HTTP/1.1\r\nAuthorization: Bearer admin\r\nContent-Type: application/json\r\nContent-Length: 10", "400"},
+		"too much":         {"POST /v1/workspaces HTTP/1.1\r\nAuthorization: Bearer admin\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked", "413"},
 		"a query not read": {"PUT /v1/boxes/box_x/files?at=x HTTP/1.1\r\nAuthorization: Bearer workspace\r\nContent-Length: 10", "400"},
 	} {
 		conn, err := net.Dial("tcp", r.server.Listener.Addr().String())
@@ -104,6 +106,9 @@ func TestABodyThatNeverComes(t *testing.T) {
 		defer conn.Close()
 		_ = conn.SetReadDeadline(time.Now().Add(30 * time.Second)) // instead of hanging
 		fmt.Fprintf(conn, "%s\r\nHost: x\r\n\r\n", c.request)
+		if name == "too much" {
+			fmt.Fprintf(conn, "%x\r\n%s\r\n", maxJSON+1, strings.Repeat("x", maxJSON+1)) // and the rest never
+		}
 		resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
 		if err != nil {
 			t.Errorf("%s: %v", name, err)

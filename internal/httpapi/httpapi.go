@@ -338,7 +338,7 @@ func (h *Handler) admitBody(w http.ResponseWriter, r *http.Request, rt *route) e
 		r.Body = http.MaxBytesReader(w, r.Body, rt.maxBody)
 		return nil
 	}
-	b, err := readBody(w, r, rt.maxBody)
+	b, err := h.readBody(w, r, rt.maxBody)
 	if err != nil {
 		return err
 	}
@@ -384,11 +384,12 @@ func tooLarge(limit int64) error {
 		With("limit_bytes", itoa(limit)))
 }
 
-// readBody reads the whole body within bodyTime. The deadline is lifted again:
-// it would otherwise end the request's context while the operation runs.
-func readBody(w http.ResponseWriter, r *http.Request, limit int64) ([]byte, error) {
+// readBody reads the whole body within bodyTime. The deadline is lifted again when it is
+// there: it would otherwise end the request's context while the operation runs. Of a body
+// that is refused the http.Server still reads the rest.
+func (h *Handler) readBody(w http.ResponseWriter, r *http.Request, limit int64) ([]byte, error) {
 	c := http.NewResponseController(w)
-	_ = c.SetReadDeadline(time.Now().Add(bodyTime))
+	_ = c.SetReadDeadline(time.Now().Add(h.bodyTime))
 	body := http.MaxBytesReader(w, r.Body, limit)
 	var b []byte
 	var err error
@@ -400,7 +401,6 @@ func readBody(w http.ResponseWriter, r *http.Request, limit int64) ([]byte, erro
 	} else {
 		b, err = io.ReadAll(body)
 	}
-	_ = c.SetReadDeadline(time.Time{})
 	if err != nil {
 		if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
 			return nil, tooLarge(limit)
@@ -409,6 +409,7 @@ func readBody(w http.ResponseWriter, r *http.Request, limit int64) ([]byte, erro
 		f.header.Set("Connection", "close")
 		return nil, f
 	}
+	_ = c.SetReadDeadline(time.Time{})
 	return b, nil
 }
 

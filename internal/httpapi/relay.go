@@ -153,8 +153,8 @@ func (noRelay) ClearFence(context.Context, authz.Principal, string, api.ClearRel
 
 // relayRequest reads the body of a job. The payload is kept as its bytes: large
 // ones are neither built into values nor written anew.
-func relayRequest(w http.ResponseWriter, r *http.Request, limit int64) (api.RelayJobRequest, error) {
-	b, err := readBody(w, r, limit)
+func (h *Handler) relayRequest(w http.ResponseWriter, r *http.Request, limit int64) (api.RelayJobRequest, error) {
+	b, err := h.readBody(w, r, limit)
 	if err != nil {
 		return api.RelayJobRequest{}, err
 	}
@@ -225,7 +225,7 @@ func (h *Handler) runRelayJob(w http.ResponseWriter, r *http.Request, relay Rela
 	if err != nil {
 		return err
 	}
-	req, err := relayRequest(w, r, relay.MaxPayload()+relayFields)
+	req, err := h.relayRequest(w, r, relay.MaxPayload()+relayFields)
 	if err != nil {
 		return err
 	}

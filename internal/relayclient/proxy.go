@@ -22,6 +22,13 @@ import (
 // serverName is what agents know the host's tools by.
 const serverName = "langbot_agent"
 
+// bodyTime is how long a request to a proxy may take to arrive; idleTime how long a
+// connection without one is kept.
+const (
+	bodyTime = 30 * time.Second
+	idleTime = 2 * time.Minute
+)
+
 // proxy is the MCP server of one job: it forwards JSON-RPC to the hub. It is
 // reached from this machine only, and only with its token.
 type proxy struct {
@@ -32,6 +39,7 @@ type proxy struct {
 	slots   chan struct{} // one per call under way
 	timeout atomic.Int64
 	srv     *http.Server
+	body    time.Duration   // bodyTime, but in tests
 	ctx     context.Context // ends with the proxy; the owner's root
 	end     context.CancelFunc
 	serving chan struct{}
@@ -47,14 +55,22 @@ func newProxy(s *session, jobID string) (*proxy, error) {
 		return nil, errdefs.Wrap(err, errdefs.Unavailable, "the tools of a job cannot be offered: %v", err)
 	}
 	p := &proxy{s: s, jobID: jobID, token: rand.Text() + rand.Text(), url: "http://" + l.Addr().String() + "/mcp",
-		slots: make(chan struct{}, s.limits.MCPCalls), serving: make(chan struct{})}
+		slots: make(chan struct{}, s.limits.MCPCalls), serving: make(chan struct{}), body: bodyTime}
 	p.timeout.Store(int64(s.limits.MCPTimeout))
 	p.ctx, p.end = context.WithCancel(context.Background())
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { answer(w, json.RawMessage(`{"ok":true}`)) })
 	mux.HandleFunc("POST /mcp", p.handle)
 	mux.HandleFunc("POST /mcp/http", p.handle)
-	p.srv = &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second, MaxHeaderBytes: 64 << 10,
+	// The server reads the body of a request that was refused before the answer goes out,
+	// and by itself waits for it as long as it takes.
+	timed := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.ContentLength != 0 {
+			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(p.body))
+		}
+		mux.ServeHTTP(w, r)
+	})
+	p.srv = &http.Server{Handler: timed, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: idleTime, MaxHeaderBytes: 64 << 10,
 		BaseContext: func(net.Listener) context.Context { return p.ctx }, ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug)}
 	go func() {
 		defer close(p.serving)
@@ -119,11 +135,14 @@ func (p *proxy) handle(w http.ResponseWriter, r *http.Request) {
 	case <-r.Context().Done():
 		return
 	}
+	c := http.NewResponseController(w)
+	_ = c.SetReadDeadline(time.Now().Add(p.body)) // it may have waited for its slot
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, p.s.limits.MessageBytes))
 	if err != nil {
 		http.Error(w, "the body cannot be read or is larger than the limit", http.StatusRequestEntityTooLarge)
 		return
 	}
+	_ = c.SetReadDeadline(time.Time{}) // from here on a read says whether the caller is there
 	if len(body) == 0 {
 		body = []byte("{}")
 	}

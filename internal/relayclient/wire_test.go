@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strconv"
@@ -557,6 +559,36 @@ func post(t *testing.T, m MCP, path, token, body string) (int, string) {
 		return 0, err.Error()
 	}
 	return res.StatusCode, string(bytes.TrimSpace(b))
+}
+
+// A body that is announced and never sent keeps no connection, and no slot of the job.
+func TestProxyABodyThatNeverComes(t *testing.T) {
+	t.Parallel()
+	p, err := newProxy(&session{client: &client{limits: relaywire.Limits{}.WithDefaults(), log: slog.New(slog.DiscardHandler)}}, "j")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.close()
+	p.body = 20 * time.Millisecond
+	at := strings.TrimSuffix(strings.TrimPrefix(p.url, "http://"), "/mcp")
+	for _, x := range [][2]string{
+		{"POST /mcp HTTP/1.1\r\nContent-Length: 10", "401"}, {"GET /healthz HTTP/1.1\r\nContent-Length: 10", "200"}, {"POST /no HTTP/1.1\r\nTransfer-Encoding: chunked", "404"},
+		{"POST /mcp HTTP/1.1\r\nAuthorization: Bearer " + p.token + "\r\nContent-Length: 10", "413"},
+	} {
+		conn, err := net.Dial("tcp", at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		_ = conn.SetReadDeadline(time.Now().Add(30 * time.Second)) // instead of hanging
+		fmt.Fprintf(conn, "%s\r\nHost: x\r\n\r\n", x[0])
+		if b, err := io.ReadAll(conn); err != nil || !strings.HasPrefix(string(b), "HTTP/1.1 "+x[1]) {
+			t.Errorf("%q: %q %v", x[0], b, err)
+		}
+	}
+	if len(p.slots) > 0 || p.srv.IdleTimeout <= 0 {
+		t.Errorf("%d slots are taken, idle connections end after %v", len(p.slots), p.srv.IdleTimeout)
+	}
 }
 
 func TestProxy(t *testing.T) {

@@ -344,6 +344,30 @@ func TestIndexHosts(t *testing.T) {
 	}
 }
 
+// A body that is announced and never sent, or a caller that asks nothing more, keeps no
+// connection.
+func TestProxyABodyThatNeverComes(t *testing.T) {
+	t.Parallel()
+	r := newProxyRig(t, "http://127.0.0.1:1")
+	r.proxy.body = 20 * time.Millisecond
+	for _, request := range []string{"GET http://127.0.0.1:1/ HTTP/1.1\r\nHost: x\r\nContent-Length: 10", "CONNECT 127.0.0.1:2 HTTP/1.1\r\nHost: 127.0.0.1:2\r\nContent-Length: 10",
+		"POST http://127.0.0.1:2/ HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked"} {
+		conn, err := net.Dial("tcp", r.at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		_ = conn.SetReadDeadline(time.Now().Add(30 * time.Second)) // instead of hanging
+		fmt.Fprintf(conn, "%s\r\n\r\n", request)
+		if b, err := io.ReadAll(conn); err != nil || !strings.HasPrefix(string(b), "HTTP/1.1 400") {
+			t.Errorf("%q: %q %v", request, b, err)
+		}
+	}
+	if r.proxy.server.IdleTimeout <= 0 {
+		t.Error("a connection without a request stays for ever")
+	}
+}
+
 // TestProxy: the proxy joins a client with known hosts, also through another
 // proxy, and leaves nothing behind when it is closed in the middle.
 func TestProxy(t *testing.T) {

@@ -28,8 +28,10 @@ func DefaultIndexHosts() []string { return []string{"pypi.org", "files.pythonhos
 const (
 	// maxTunnels bounds the connections of one installer; pip and uv use up to 50.
 	maxTunnels = 64
-	// dialTime bounds the way to an index.
+	// dialTime bounds the way to an index, and how long a request may take to arrive.
 	dialTime = 30 * time.Second
+	// idleTime is how long a connection without a request is kept.
+	idleTime = 2 * time.Minute
 )
 
 // publicIndex is where an installer looks that was told no index.
@@ -86,20 +88,21 @@ type indexProxy struct {
 	ctx    context.Context // ends the tunnels
 	cancel context.CancelFunc
 	slots  chan struct{}
+	body   time.Duration  // dialTime, but in tests
 	wg     sync.WaitGroup // one per tunnel, and one for the server
 }
 
 func serveIndex(l net.Listener, hosts map[string]bool, log *slog.Logger) *indexProxy {
 	transport := &http.Transport{Proxy: http.ProxyFromEnvironment, DialContext: (&net.Dialer{Timeout: dialTime}).DialContext,
 		ResponseHeaderTimeout: time.Minute, DisableCompression: true, MaxConnsPerHost: maxTunnels}
-	p := &indexProxy{hosts: hosts, log: log, outer: http.ProxyFromEnvironment, slots: make(chan struct{}, maxTunnels)}
+	p := &indexProxy{hosts: hosts, log: log, outer: http.ProxyFromEnvironment, slots: make(chan struct{}, maxTunnels), body: dialTime}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	quiet := slog.NewLogLogger(log.Handler(), slog.LevelDebug)
 	p.plain = &httputil.ReverseProxy{
 		Transport: transport, ErrorLog: quiet,
 		Rewrite: func(r *httputil.ProxyRequest) { r.Out.Host = r.In.URL.Host },
 	}
-	p.server = &http.Server{Handler: p, ReadHeaderTimeout: dialTime, MaxHeaderBytes: 64 << 10, ErrorLog: quiet}
+	p.server = &http.Server{Handler: p, ReadHeaderTimeout: dialTime, IdleTimeout: idleTime, MaxHeaderBytes: 64 << 10, ErrorLog: quiet}
 	p.wg.Go(func() {
 		_ = p.server.Serve(l)
 		transport.CloseIdleConnections()
@@ -116,6 +119,13 @@ func (p *indexProxy) close() {
 
 // ServeHTTP passes on what goes to a known host.
 func (p *indexProxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if r.ContentLength != 0 {
+		// Installers only fetch. The server reads the body of a refused request before
+		// the answer goes out, and by itself waits for it as long as it takes.
+		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(p.body))
+		http.Error(w, "a request to the package index has no body", http.StatusBadRequest)
+		return
+	}
 	connect := r.Method == http.MethodConnect
 	to := strings.ToLower(r.Host)
 	if !connect {
