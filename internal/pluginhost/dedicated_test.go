@@ -111,6 +111,43 @@ func TestNewRevisionFencesTheOld(t *testing.T) {
 	})
 }
 
+// A call whose worker dies is told which plugin went, in the words of a later call, and
+// not that some connection was closed: LangBot has one of its own.
+func TestCallOfADyingWorker(t *testing.T) {
+	for name, die := range map[string]func(w *puppet){
+		"its output ends first": func(w *puppet) { w.out.Close() },
+		"it exits":              func(w *puppet) { w.exit(worker.Exit{Text: "killed", Code: -1}) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, pluginwire.ProfileOSS, policy(), func(r *rig) {
+				p := pack(r.t, "toy", "1")
+				b := p.bind("inst-a", 1, 1)
+				r.run(b, p, pluginwire.ModeDedicated)
+				w, plugin := r.launcher.nth(0), r.plugin(b)
+				w.mu.Lock()
+				w.on = func(w *puppet, ctx context.Context, in *rpc.Inbound) (any, error, bool) {
+					if in.Action != pluginwire.ActionCallTool {
+						return nil, nil, false
+					}
+					die(w)
+					<-ctx.Done()
+					return nil, ctx.Err(), true
+				}
+				w.mu.Unlock()
+				_, during := plugin.Call(r.t.Context(), pluginwire.ActionCallTool, struct{}{}, 0)
+				<-plugin.Gone()
+				_, after := plugin.Call(r.t.Context(), pluginwire.ActionCallTool, struct{}{}, 0)
+				const want = "ConnectionClosedError: plugin tester/toy is not connected; its worker is being restarted; try again"
+				for when, err := range map[string]error{"during": during, "after": after} {
+					if err == nil || pluginwire.FromError(err) != want {
+						r.t.Errorf("%s: %v", when, err)
+					}
+				}
+			})
+		})
+	}
+}
+
 // IM-37, IM-39, CT-01: the order of a stop, for remove, reconcile and shutdown: the
 // worker's requests are cancelled, shutdown, the connection closed, no signals.
 func TestStopOrder(t *testing.T) {

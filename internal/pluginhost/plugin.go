@@ -111,6 +111,9 @@ func (p *Plugin) outcome(err error) error {
 	if gone := p.gone(); gone != nil {
 		return gone
 	}
+	if errors.Is(err, rpc.ErrClosed) { // its worker has ended, which is looked into now
+		return errDisconnected(p.ID())
+	}
 	return err
 }
 
@@ -206,6 +209,6 @@ func (p *Plugin) outcomeOfStream(err error) error {
 }
 
 func errDisconnected(id string) error {
-	return errdefs.New(errdefs.Unavailable, "plugin %s is not connected", id).
-		WithNext("its worker is being restarted; try again")
+	return pluginwire.WithClass(pluginwire.ClassClosed, errdefs.New(errdefs.Unavailable, "plugin %s is not connected", id).
+		WithNext("its worker is being restarted; try again"))
 }
