@@ -9,20 +9,16 @@ import (
 	"log/slog"
 	"os"
 	"os/exec"
-	"path"
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/stockade-run/stockade/internal/agent"
 	"github.com/stockade-run/stockade/internal/agent/acp"
 	"github.com/stockade-run/stockade/internal/agent/claude"
 	"github.com/stockade-run/stockade/internal/agent/codex"
-	"github.com/stockade-run/stockade/internal/cgroup"
 	"github.com/stockade-run/stockade/internal/errdefs"
 	"github.com/stockade-run/stockade/internal/osproc"
 	"github.com/stockade-run/stockade/internal/relaywire"
@@ -79,31 +75,18 @@ func newAgents(cfg Config, limits relaywire.Limits, cwd string, log *slog.Logger
 			return nil, errdefs.New(errdefs.Invalid, "the command %s cannot be allowed: give a name or an absolute path", name)
 		}
 	}
-	private, err := newScratch(log)
+	private, err := newScratch(cfg.CgroupParent, log)
 	if err != nil {
 		return nil, errdefs.Wrap(err, errdefs.Unavailable, "no private directory can be made: %v", err)
 	}
-	a := &agents{cfg: cfg, limits: limits, log: log, private: private}
-	if cfg.CgroupParent != "" {
-		a.cgroup = path.Join(cfg.CgroupParent, strconv.Itoa(os.Getpid()))
-	}
-	return a, nil
+	return &agents{cfg: cfg, limits: limits, log: log, private: private, cgroup: private.group(cfg.CgroupParent)}, nil
 }
 
 // close removes what is left when every job has ended.
 func (a *agents) close() {
-	if err := a.private.remove(); err != nil {
-		a.log.Warn("a private directory stays behind", "error", err)
+	if err := a.private.clear(a.cfg.CgroupParent); err != nil {
+		a.log.Warn("a private directory or control group stays behind, for the next client to remove", "error", err)
 	}
-	if a.cgroup == "" {
-		return
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-	defer cancel()
-	if err := cgroup.New("", a.cgroup).Remove(ctx); err != nil {
-		a.log.Debug("a control group stays behind", "error", err)
-	}
-	cgroup.New("", a.cfg.CgroupParent).RemoveUnused() // other clients may be in it
 }
 
 // Run runs one agent.

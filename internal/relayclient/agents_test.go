@@ -5,14 +5,18 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io/fs"
 	"log/slog"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
 
+	"github.com/stockade-run/stockade/internal/cgroup"
+	"github.com/stockade-run/stockade/internal/need"
 	"github.com/stockade-run/stockade/internal/relay"
 	"github.com/stockade-run/stockade/internal/relaywire"
 )
@@ -119,7 +123,7 @@ func TestLeftScratchIsRemoved(t *testing.T) {
 	tmp := t.TempDir()
 	t.Setenv("TMPDIR", tmp)
 	log := slog.New(slog.DiscardHandler)
-	lives, err := newScratch(log)
+	lives, err := newScratch("", log)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -133,7 +137,7 @@ func TestLeftScratchIsRemoved(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	next, err := newScratch(log)
+	next, err := newScratch("", log)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -150,7 +154,7 @@ func TestLeftScratchIsRemoved(t *testing.T) {
 	for range 8 {
 		wg.Go(func() {
 			for range 50 {
-				s, err := newScratch(log)
+				s, err := newScratch("", log)
 				if err != nil {
 					t.Error(err)
 					return
@@ -168,6 +172,57 @@ func TestLeftScratchIsRemoved(t *testing.T) {
 	for _, s := range []*scratch{lives, next} {
 		if err := s.remove(); err != nil {
 			t.Error(err)
+		}
+	}
+}
+
+// So does the control group that a killed client's agents were in, unless something lives
+// there; then the next one finds it.
+func TestLeftControlGroupIsRemoved(t *testing.T) {
+	need.Root(t)
+	t.Setenv("TMPDIR", t.TempDir())
+	log := slog.New(slog.DiscardHandler)
+	parent := fmt.Sprintf("/stockade-relay-test-%d", os.Getpid())
+	killed, err := newScratch(parent, log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	run := cgroup.New("", killed.group(parent)+"/run")
+	if err := run.Track(); err != nil {
+		t.Fatal(err)
+	}
+	lives := exec.Command("sleep", "600")
+	if err := lives.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = lives.Wait() }()
+	defer func() { _ = lives.Process.Kill() }()
+	if err := run.Add(lives.Process.Pid); err != nil {
+		t.Fatal(err)
+	}
+	killed.lock.Close() // as the kernel does
+	next := func() {
+		t.Helper()
+		s, err := newScratch(parent, log)
+		if err == nil {
+			err = s.clear(parent)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	next()
+	if _, err := os.Stat(killed.path); err != nil {
+		t.Fatalf("nothing tells any more whose group it is: %v", err)
+	}
+	if err := lives.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = lives.Wait()
+	next()
+	for _, path := range []string{killed.path, filepath.Join(cgroup.DefaultRoot, parent), filepath.Join(cgroup.DefaultRoot, "pids", parent), filepath.Join(cgroup.DefaultRoot, "unified", parent)} {
+		if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s is still there: %v", path, err)
 		}
 	}
 }

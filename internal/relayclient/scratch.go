@@ -1,13 +1,20 @@
 package relayclient
 
 import (
+	"context"
 	"errors"
 	"io/fs"
 	"log/slog"
 	"os"
+	"path"
 	"path/filepath"
+	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/stockade-run/stockade/internal/cgroup"
+	"github.com/stockade-run/stockade/internal/errdefs"
 )
 
 // scratchPrefix begins the names of private directories.
@@ -22,7 +29,8 @@ type scratch struct {
 }
 
 // newScratch removes what killed clients of this user left, and makes a directory.
-func newScratch(log *slog.Logger) (*scratch, error) {
+// cgroupParent is Config.CgroupParent.
+func newScratch(cgroupParent string, log *slog.Logger) (*scratch, error) {
 	old, err := filepath.Glob(filepath.Join(os.TempDir(), scratchPrefix+"*"))
 	if err != nil {
 		return nil, err
@@ -30,7 +38,7 @@ func newScratch(log *slog.Logger) (*scratch, error) {
 	for _, dir := range old {
 		s, err := lockScratch(dir)
 		if err == nil {
-			err = s.remove()
+			err = s.clear(cgroupParent)
 		}
 		if err != nil { // most likely it is in use, or another user's
 			log.Debug("a private directory is left alone", "error", err)
@@ -79,6 +87,30 @@ func lockScratch(dir string) (_ *scratch, err error) {
 		return nil, err
 	}
 	return &scratch{dir, f}, nil
+}
+
+// group is the control group of the client that has the directory: named like it, for
+// a process id may be another's by the time that the client is gone. "" without a parent.
+func (s *scratch) group(parent string) string {
+	if parent == "" {
+		return ""
+	}
+	return path.Join(parent, strings.TrimPrefix(filepath.Base(s.path), scratchPrefix))
+}
+
+// clear removes what a client made on this machine: first the control group, then the
+// directory, by which the next client would find what is left of both. With processes in
+// the group it does neither.
+func (s *scratch) clear(cgroupParent string) error {
+	if group := s.group(cgroupParent); group != "" {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		if err := cgroup.New("", group).Remove(ctx); errdefs.Is(err, errdefs.Conflict) {
+			return errors.Join(err, s.lock.Close())
+		} // else there are no control groups
+		cgroup.New("", cgroupParent).RemoveUnused() // other clients may be in it
+	}
+	return s.remove()
 }
 
 // remove removes the directory and gives the lock back.
