@@ -107,8 +107,8 @@ func (s *Service) PutFiles(ctx context.Context, p authz.Principal, id, at string
 }
 
 // GetFiles writes the file or directory at, named as for PutFiles, to w as a
-// tar whose names begin with its last element, or with "/." at its end with what is in it. A
-// whole archive ends with tar's end marker.
+// tar whose names begin with its last element, or with "/." at its end with what
+// is in it. A whole archive ends with tar's end marker.
 func (s *Service) GetFiles(ctx context.Context, p authz.Principal, id, at string, w io.Writer) error {
 	b, h, done, err := s.at(ctx, p, authz.BoxFilesGet, id, at)
 	if err != nil {

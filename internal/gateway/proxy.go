@@ -109,6 +109,7 @@ func (r *run) forward(w http.ResponseWriter, req *http.Request, rt *route) {
 	ctx, cancel := context.WithCancelCause(req.Context())
 	defer cancel(nil)
 	rc := http.NewResponseController(w)
+	_ = rc.SetReadDeadline(time.Time{}) // from here on the watchdog counts
 	t.call.dog = newWatchdog(r.gw.cfg.Idle, func() {
 		cancel(errIdle)
 		// A client that does not read blocks a write, which no context ends. An
@@ -117,7 +118,6 @@ func (r *run) forward(w http.ResponseWriter, req *http.Request, rt *route) {
 		_ = rc.SetReadDeadline(time.Now())
 	})
 	defer t.call.dog.stop()
-	_ = rc.SetReadDeadline(time.Time{}) // from here on the watchdog counts
 	if req.Body != nil && req.Body != http.NoBody {
 		req.Body = &upBody{ReadCloser: http.MaxBytesReader(w, req.Body, r.gw.cfg.MaxBody), call: t.call}
 	}

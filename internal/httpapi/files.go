@@ -27,7 +27,7 @@ func (h *Handler) registerFiles(b *builder) {
 
 	op, rt := b.operation(spec{id: "put-files", method: http.MethodPut, path: filesPath, action: authz.BoxFilesPut, tag: "boxes",
 		summary:     "Put files into a box",
-		description: "Unpacks a tar stream below path. Nothing is written outside of the workspace, whatever names and links the stream holds.",
+		description: "Unpacks a tar stream below path. Nothing is written outside of it, whatever names and links the stream holds. A stream without the end-of-archive marker was cut off and is refused; what came before it stays.",
 		errors:      []errdefs.Code{errdefs.NotFound, errdefs.Conflict, errdefs.Exhausted, errdefs.Indeterminate}})
 	op.Parameters = []*huma.Param{pathParam("id", "The box's id."), path}
 	op.RequestBody = &huma.RequestBody{Required: true, Content: binaryBody(tarMedia, "A tar stream, not compressed.")}

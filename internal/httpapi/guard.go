@@ -23,7 +23,8 @@ func (credentialGiven) String() string { return "(credential)" }
 // guard watches over one request: a key that is revoked ends what was begun with
 // it. A run's token needs no watch: before it ends, the run's processes are closed
 // or fenced, and take nothing more. Who follows a log of the run may read it to its
-// end, which is often a little later than that of the run.
+// end, which is often a little later than that of the run; of a fenced process it
+// comes with the end of the fence.
 type guard struct {
 	h          *Handler
 	ctx        context.Context //nolint:containedctx // that of the request it watches

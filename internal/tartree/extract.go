@@ -49,8 +49,9 @@ type Stats struct {
 // parents are made with mode 0755. An existing file or link is replaced, never
 // written through; an existing directory is kept and gets the archive's mode; a
 // directory is never replaced by something else. Errors: invalid for an archive
-// that is damaged or cut off (but for an image's layer, an end marker is asked for) or asks for what is not allowed, exhausted for limits and full
-// disks. What was made before an error stays.
+// that is damaged, cut off (without an end marker, but for an image's layer) or
+// asks for what is not allowed, exhausted for limits and full disks. What was made
+// before an error stays.
 func Extract(ctx context.Context, root *os.Root, r io.Reader, opt ExtractOptions) (Stats, error) {
 	x := &extraction{root: root, opt: opt, budget: budget{limits: opt.Limits.filled(), room: opt.Room}}
 	if opt.Image {
