@@ -8,6 +8,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
+	"github.com/stockade-run/stockade/internal/errdefs"
 	"github.com/stockade-run/stockade/internal/wire"
 )
 
@@ -50,11 +51,11 @@ type Bind struct {
 }
 
 // NoExec reports whether the file system of a path is mounted noexec, for
-// [Bind].NoExec.
+// [Bind].NoExec. A path that cannot be looked at is unavailable.
 func NoExec(path string) (bool, error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(path, &st); err != nil {
-		return false, fmt.Errorf("look at the file system of %s: %w", path, err)
+		return false, errdefs.Wrap(err, errdefs.Unavailable, "%s cannot be shown in a container: %v", path, err)
 	}
 	return st.Flags&unix.ST_NOEXEC != 0, nil
 }
