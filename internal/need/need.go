@@ -37,20 +37,41 @@ func Root(t testing.TB) {
 // Main is the TestMain of a package: it runs the tests as [Run] does and exits.
 func Main(m *testing.M) { os.Exit(Run(m)) }
 
-// Run runs the tests of a package, and fails them if goroutines of theirs are left.
-// It gives them half a minute to end: on a busy machine one that is about to may not
-// get its turn for a while. It returns the exit code.
-func Run(m *testing.M) int {
+// Run runs the tests of a package with a temporary directory of their own, and fails
+// them if they leave goroutines, or files there. It gives goroutines half a minute to
+// end: on a busy machine one that is about to may not get its turn for a while.
+// after is called when the tests are over, before it looks: what they share goes
+// there. It returns the exit code.
+func Run(m *testing.M, after ...func()) int {
+	tmp, err := os.MkdirTemp("", "need-")
+	if err == nil {
+		err = os.Chmod(tmp, 0o711) // boxes and other users go through it, as through /tmp
+	}
+	if err == nil {
+		err = os.Setenv("TMPDIR", tmp)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer os.RemoveAll(tmp)
 	code := m.Run()
+	for _, f := range after {
+		f()
+	}
 	if code != 0 {
 		return code
 	}
-	err := goleak.Find()
+	err = goleak.Find()
 	for end := time.Now().Add(30 * time.Second); err != nil && time.Now().Before(end); {
 		err = goleak.Find()
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	if left, err := os.ReadDir(tmp); err != nil || len(left) > 0 {
+		fmt.Fprintln(os.Stderr, "left in the temporary directory:", left, err)
 		return 1
 	}
 	return 0

@@ -28,15 +28,12 @@ var programs struct {
 }
 
 func TestMain(m *testing.M) {
-	code := need.Run(m)
+	code := need.Run(m, func() { os.RemoveAll(programs.dir) })
 	if code == 0 {
 		if left := leftovers(); left != "" {
 			fmt.Fprintln(os.Stderr, "left on the machine:\n"+left)
 			code = 1
 		}
-	}
-	if programs.dir != "" {
-		os.RemoveAll(programs.dir)
 	}
 	os.Exit(code)
 }
