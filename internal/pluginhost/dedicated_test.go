@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"io"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -146,6 +148,51 @@ func TestCallOfADyingWorker(t *testing.T) {
 			})
 		})
 	}
+}
+
+// What a worker was sent and did not delete goes with it, whether it crashes or is
+// stopped: documents of a tenant would stay for ever, since no SDK looks for them.
+func TestFilesOfAnEndedWorkerGo(t *testing.T) {
+	inBubble(t, pluginwire.ProfileOSS, policy(), func(r *rig) {
+		p := pack(r.t, "toy", "1")
+		b := p.bind("inst-a", 1, 1)
+		r.run(b, p, pluginwire.ModeDedicated)
+		spec := r.launcher.nth(0).spec
+		sent := []string{filepath.Join(spec.TransferDir, "space", "ft1_x"), filepath.Join(spec.Private.Tmp, "lbp-rpc", "space", "ft1_x")}
+		own := filepath.Join(spec.Private.Tmp, "own")
+		leave := func() {
+			for _, name := range append(sent, own) {
+				if err := os.MkdirAll(filepath.Dir(name), 0o700); err != nil {
+					r.t.Fatal(err)
+				}
+				if err := os.WriteFile(name, nil, 0o600); err != nil {
+					r.t.Fatal(err)
+				}
+			}
+		}
+		gone := func(when string) {
+			for _, name := range sent {
+				if _, err := os.Stat(name); !os.IsNotExist(err) {
+					r.t.Errorf("%s: %s: %v", when, name, err)
+				}
+			}
+			if _, err := os.Stat(own); err != nil {
+				r.t.Errorf("%s: the plugin's own file: %v", when, err)
+			}
+		}
+		leave()
+		r.launcher.nth(0).exit(worker.Exit{Text: "killed", Code: -1})
+		time.Sleep(2 * time.Second) // virtual
+		synctest.Wait()
+		r.state(b, pluginwire.StateRunning)
+		gone("restarted")
+		if st, err := os.Stat(spec.TransferDir); err != nil || st.Mode().Perm() != 0o700 {
+			r.t.Errorf("the directory of the next worker: %v, %v", st, err)
+		}
+		leave()
+		r.remove(b)
+		gone("removed")
+	})
 }
 
 // IM-37, IM-39, CT-01: the order of a stop, for remove, reconcile and shutdown: the

@@ -32,7 +32,7 @@ func (m *Manager) installationDirs(uuid string) (dirs, error) {
 	base := filepath.Join(m.root, installationsDir, uuid)
 	return makeDirs(base, dirs{
 		home: filepath.Join(base, "home"), tmp: filepath.Join(base, "tmp"), data: filepath.Join(base, "data"),
-		transfer: filepath.Join(base, "rpc-transfer"), files: filepath.Join(base, filesDir),
+		transfer: filepath.Join(base, transferDir), files: filepath.Join(base, filesDir),
 	})
 }
 
@@ -40,6 +40,8 @@ func (m *Manager) installationDirs(uuid string) (dirs, error) {
 const (
 	installationsDir = "installations"
 	filesDir         = "runtime-transfer"
+	transferDir      = "rpc-transfer"
+	boxedTransfers   = "lbp-rpc" // the SDK's own below its TMPDIR, where it is told no other: in a box
 )
 
 // Directories below plugin-runtime that belong to processes of one runtime.
@@ -57,7 +59,7 @@ func (m *Manager) poolDirs(digest string) dirs {
 	base := m.poolBase(digest)
 	return dirs{
 		home: filepath.Join(base, "home"), tmp: filepath.Join(base, "tmp"), data: filepath.Join(base, "data"),
-		transfer: filepath.Join(base, "rpc-transfer"), files: filepath.Join(m.root, poolTransfersDir, digest),
+		transfer: filepath.Join(base, transferDir), files: filepath.Join(m.root, poolTransfersDir, digest),
 	}
 }
 
@@ -78,7 +80,8 @@ func (m *Manager) sweep() {
 	left := []string{poolsDir, poolTransfersDir, debugTransfersDir, legacyTransfersDir}
 	ents, err := os.ReadDir(filepath.Join(m.root, installationsDir))
 	for _, e := range ents {
-		left = append(left, filepath.Join(installationsDir, e.Name(), filesDir))
+		at := filepath.Join(installationsDir, e.Name())
+		left = append(left, filepath.Join(at, filesDir), filepath.Join(at, transferDir), filepath.Join(at, "tmp", boxedTransfers))
 	}
 	if errors.Is(err, fs.ErrNotExist) {
 		err = nil
@@ -107,4 +110,19 @@ func makeDirs(base string, d dirs) (dirs, error) {
 
 func (d dirs) private() *worker.Private {
 	return &worker.Private{Home: d.home, Tmp: d.tmp, Data: d.data}
+}
+
+// dropTransfers removes the files that a worker was sent and did not delete: who asked
+// it to read them has gone with its connection, and no SDK looks for them again. The
+// next worker finds its directory empty. No worker of these directories runs.
+func (d dirs) dropTransfers() error {
+	err := errors.Join(os.RemoveAll(d.transfer), os.RemoveAll(filepath.Join(d.tmp, boxedTransfers)))
+	if err == nil {
+		err = os.MkdirAll(d.transfer, 0o700)
+	}
+	if err != nil {
+		return errdefs.Wrap(err, errdefs.Unavailable, "the files that an ended worker was sent cannot be removed").
+			WithNext("check the runtime's data directory")
+	}
+	return nil
 }

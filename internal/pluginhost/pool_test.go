@@ -262,8 +262,9 @@ func TestPoolScratch(t *testing.T) {
 // configured; what belongs to installations stays.
 func TestLeftoversAreSwept(t *testing.T) {
 	dir := t.TempDir()
-	gone := []string{"shared-workers/d/tmp/x", "shared-transfers/d/x", "debug-transfers/7/x", "legacy-transfers/a__b/x", "installations/u/runtime-transfer/x"}
-	kept := []string{"installations/u/home/x", "installations/u/data/x", "installations/u/rpc-transfer/x"}
+	gone := []string{"shared-workers/d/tmp/x", "shared-transfers/d/x", "debug-transfers/7/x", "legacy-transfers/a__b/x", "installations/u/runtime-transfer/x",
+		"installations/u/rpc-transfer/x", "installations/u/tmp/lbp-rpc/x"}
+	kept := []string{"installations/u/home/x", "installations/u/data/x", "installations/u/tmp/x"}
 	for _, name := range slices.Concat(gone, kept) {
 		path := filepath.Join(dir, "plugin-runtime", filepath.FromSlash(name))
 		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {

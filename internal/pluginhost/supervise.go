@@ -196,6 +196,14 @@ func (d dedicated) wanted(s *supervisor) bool {
 func (d dedicated) retired(s *supervisor) {
 	d.m.mu.Lock()
 	defer d.m.mu.Unlock()
+	if d.inst.sup != s {
+		return // left behind: the directories may be another worker's
+	}
+	d.m.mu.Unlock()
+	if err := d.inst.dirs.dropTransfers(); err != nil {
+		d.m.log.Warn("files that a worker was sent stay", "installation", d.inst.binding.InstallationUUID, "err", err)
+	}
+	d.m.mu.Lock()
 	if d.inst.sup == s {
 		d.inst.sup = nil
 	}
@@ -225,6 +233,9 @@ func (d dedicated) attempt(ctx context.Context, p permit) error {
 	art, tree, policy := i.artifact, i.tree, m.policyLocked(pluginwire.ModeDedicated)
 	m.mu.Unlock()
 
+	if err := i.dirs.dropTransfers(); err != nil {
+		return err
+	}
 	l, err := m.newLink(kindDedicated, i.binding.InstallationUUID, launch, i.dirs.files)
 	if err != nil {
 		return err
