@@ -9,6 +9,7 @@ import (
 // messagesRequest is what is read of a request to /v1/messages.
 type messagesRequest struct {
 	Model    string `json:"model"`
+	Stream   bool   `json:"stream"`
 	Messages []struct {
 		Content json.RawMessage `json:"content"` // a string or a list of blocks
 	} `json:"messages"`
@@ -45,9 +46,16 @@ func (s *Server) messages(w http.ResponseWriter, r *http.Request, body []byte, r
 	s.record(*rec)
 
 	e := s.begin(w, r, rec.Turn)
-	e.event("message_start", map[string]any{"message": map[string]any{
+	message := map[string]any{
 		"id": fmt.Sprintf("msg_%d", len(a.outputs)), "type": "message", "role": "assistant", "model": a.Model, "content": []any{},
-		"stop_reason": nil, "stop_sequence": nil, "usage": map[string]any{"input_tokens": len(body) / 4, "output_tokens": 1}}})
+		"stop_reason": nil, "stop_sequence": nil, "usage": map[string]any{"input_tokens": len(body) / 4, "output_tokens": 1}}
+	if !q.Stream { // as Claude Code asks again when a stream has broken off
+		if e.err == nil {
+			whole(w, message, turn, use)
+		}
+		return
+	}
+	e.event("message_start", map[string]any{"message": message})
 	index := 0
 	block := func(start map[string]any, deltas func()) {
 		e.event("content_block_start", map[string]any{"index": index, "content_block": start})
@@ -75,4 +83,18 @@ func (s *Server) messages(w http.ResponseWriter, r *http.Request, body []byte, r
 	}
 	e.event("message_delta", map[string]any{"delta": map[string]any{"stop_reason": stop, "stop_sequence": nil}, "usage": map[string]any{"output_tokens": len(turn.Text)/4 + 1}})
 	e.event("message_stop", map[string]any{})
+}
+
+// whole writes an answer that was not asked for as a stream.
+func whole(w http.ResponseWriter, message map[string]any, turn Turn, use toolUse) {
+	content, stop := []any{}, "end_turn"
+	if turn.Text != "" {
+		content = append(content, map[string]any{"type": "text", "text": turn.Text})
+	}
+	if use.name != "" {
+		content, stop = append(content, map[string]any{"type": "tool_use", "id": fmt.Sprint("toolu_", message["id"]), "name": use.name, "input": use.input}), "tool_use"
+	}
+	message["content"], message["stop_reason"] = content, stop
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(message)
 }

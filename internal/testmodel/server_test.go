@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"io"
 	"net/http"
 	"os"
 	"os/exec"
@@ -105,22 +106,32 @@ func TestMessages(t *testing.T) {
 	t.Parallel()
 	s := start(t, Config{Script: script, Piece: 1000})
 	tools := `"tools":[{"name":"Bash"},{"name":"Read"},{"name":"Edit"}]`
-	ev := post(t, s, "/v1/messages?beta=true", `{"messages":[{"content":"hi"}],`+tools+`}`)
+	ev := post(t, s, "/v1/messages?beta=true", `{"stream":true,"messages":[{"content":"hi"}],`+tools+`}`)
 	if got := find(ev, "content_block_delta"); !strings.Contains(got, `{\"file_path\":\"/w/a b.sh\"}`) || !strings.Contains(find(ev, "message_delta"), `"stop_reason":"tool_use"`) {
 		t.Errorf("first turn: %s", got)
 	}
 	results := `{"content":[{"type":"tool_result","content":"one"}]},{"content":[{"type":"tool_result","content":[{"type":"text","text":"two"}]}]}`
-	ev = post(t, s, "/v1/messages", `{"messages":[`+results+`],`+tools+`}`)
+	ev = post(t, s, "/v1/messages", `{"stream":true,"messages":[`+results+`],`+tools+`}`)
 	if got := find(ev, "content_block_delta"); !strings.Contains(got, "Done.") || !strings.Contains(find(ev, "message_delta"), "end_turn") {
 		t.Errorf("last turn: %s", got)
 	}
 	// An errand without tools does not use up a turn.
-	if got := find(post(t, s, "/v1/messages", `{"messages":[]}`), "content_block_delta"); !strings.Contains(got, "Working") {
+	if got := find(post(t, s, "/v1/messages", `{"stream":true,"messages":[]}`), "content_block_delta"); !strings.Contains(got, "Working") {
 		t.Errorf("errand: %s", got)
 	}
 	reqs := s.Requests()
 	if strings.Join(reqs[1].Outputs, "|") != "one|two" || reqs[1].Turn != 2 || reqs[2].Turn != -1 {
 		t.Errorf("recorded %+v", reqs)
+	}
+	// Not as a stream, as after one that broke off.
+	res, err := http.Post(s.URL()+"/v1/messages", "application/json", strings.NewReader(`{"messages":[{"content":"hi"}],`+tools+`}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	b, err := io.ReadAll(res.Body)
+	if got := string(b); err != nil || !json.Valid(b) || !strings.Contains(got, `"input":{"file_path":"/w/a b.sh"}`) || !strings.Contains(got, `"stop_reason":"tool_use"`) {
+		t.Errorf("as a whole: %s, %v", got, err)
 	}
 }
 
