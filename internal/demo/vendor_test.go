@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stockade-run/stockade/internal/gateway"
@@ -77,8 +78,8 @@ func agents(t *testing.T) string {
 }
 
 // The real CLIs do the task with the scripted model behind a gateway, outside of
-// any box, although the gateway is closed in the middle of an answer and opened
-// again.
+// any box, although the gateway is closed before an answer and opened again, and
+// another answer breaks off in the middle.
 func TestVendorsDoTheTask(t *testing.T) {
 	t.Parallel()
 	bin := agents(t)
@@ -96,7 +97,9 @@ func TestVendorsDoTheTask(t *testing.T) {
 			}
 			held, never := make(chan struct{}), make(chan struct{})
 			hold := sync.OnceFunc(func() { close(held) })
-			model, err := testmodel.Start(testmodel.Config{Script: script, Key: "right", Hold: func(turn int) <-chan struct{} {
+			var broke atomic.Bool
+			cut := func(turn int) bool { return turn == 2 && !broke.Swap(true) }
+			model, err := testmodel.Start(testmodel.Config{Script: script, Key: "right", Cut: cut, Hold: func(turn int) <-chan struct{} {
 				select {
 				case <-held:
 					return nil

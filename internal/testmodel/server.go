@@ -30,6 +30,9 @@ type Config struct {
 	// Hold, if set, is asked before each answer; the answer begins when the
 	// channel it returned is closed. A nil channel does not hold.
 	Hold func(turn int) <-chan struct{}
+	// Cut, if set, is asked before each answer whether its connection breaks after
+	// the first event.
+	Cut func(turn int) bool
 }
 
 // Request is one request as it came in.
@@ -173,6 +176,7 @@ type sse struct {
 	w    http.ResponseWriter
 	ctx  context.Context
 	pace time.Duration
+	cut  bool
 	err  error
 }
 
@@ -191,6 +195,7 @@ func (s *Server) begin(w http.ResponseWriter, r *http.Request, turn int) *sse {
 			}
 		}
 	}
+	out.cut = s.cfg.Cut != nil && s.cfg.Cut(turn)
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.Header().Set("Cache-Control", "no-cache")
 	return out
@@ -209,6 +214,9 @@ func (e *sse) event(kind string, fields map[string]any) {
 	}
 	if _, e.err = fmt.Fprintf(e.w, "event: %s\ndata: %s\n\n", kind, data); e.err == nil {
 		e.err = http.NewResponseController(e.w).Flush()
+	}
+	if e.cut {
+		panic(http.ErrAbortHandler)
 	}
 }
 
