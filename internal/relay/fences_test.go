@@ -424,7 +424,7 @@ func TestForeignAndDamagedMarkers(t *testing.T) {
 	if f := h.Fences(); len(f) != 5 {
 		t.Errorf("got %d fences: %+v", len(f), f)
 	}
-	// A fence whose id is lost is cleared by its key, or by the id that has the hash.
+	// A fence whose id is lost has the key that is the hash of it.
 	for _, id := range []string{keyOf("emptied"), "wrong", "right", "handmade", "python"} {
 		if _, err := clearFence(h, id, "me", "why"); err != nil {
 			t.Error(err)

@@ -63,11 +63,12 @@ func stop(t testing.TB, h *Hub) {
 	}
 }
 
-// clearFence clears the fence that stands for a daemon.
+// clearFence clears the fence that stands for a daemon id, also where the evidence does not
+// say it any more, or for a key.
 func clearFence(h *Hub, id, operator, reason string) (Fence, error) {
 	seen := Fence{DaemonID: id, Key: keyOf(id)}
 	for _, f := range h.Fences() {
-		if f.DaemonID == id || f.Key == id {
+		if f.Key == id || f.Key == keyOf(id) {
 			seen = f
 		}
 	}
