@@ -301,10 +301,20 @@ func alive(word string) []string {
 	return found
 }
 
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil
+}
+
 // leftovers says what is left of the server after everything was closed, the boxes
 // were removed and it was stopped.
-func (n *nemesis) leftovers() []string {
+func (n *nemesis) leftovers(boxes []string) []string {
 	var left []string
+	for _, id := range boxes {
+		if root := "/run/stockade/" + id; exists(root) {
+			left = append(left, "root "+root)
+		}
+	}
 	for _, pid := range pids() {
 		cmd, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 		if pid != os.Getpid() && (bytes.Contains(cmd, []byte(n.bin)) || bytes.Contains(cmd, []byte(n.state))) {

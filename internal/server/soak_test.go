@@ -118,7 +118,7 @@ func TestNemesis(t *testing.T) {
 	if err := s.Stop(stopCtx); err != nil {
 		t.Error(err)
 	}
-	for _, left := range n.leftovers() {
+	for _, left := range n.leftovers(k.boxes) {
 		t.Errorf("left behind: %s", left)
 	}
 	if t.Failed() {
@@ -143,6 +143,7 @@ type soak struct {
 
 	mu    sync.Mutex
 	procs []*proc
+	boxes []string // every one that there was
 }
 
 // proc is what is known of one process.
@@ -241,6 +242,9 @@ func (w *worker) begin(ctx context.Context) bool {
 		return false
 	}
 	w.box = box
+	w.mu.Lock()
+	w.boxes = append(w.boxes, box.ID)
+	w.mu.Unlock()
 	if again, err := w.tenant.AcquireBox(ctx, req); err != nil {
 		w.trouble(about, "acquire box again", err)
 	} else if again.ID != box.ID {
@@ -298,7 +302,7 @@ func (w *worker) op(ctx context.Context) {
 func (w *worker) open(ctx context.Context) {
 	w.serial++
 	p := &proc{short: w.short, touched: w.short, word: fmt.Sprintf("nem%d%s-%d-", os.Getpid(), w.name, w.serial), tenant: w.foreign, runner: w.runner, at: time.Now(), eof: -1}
-	p.kind = []string{"seq", "seq", "big", "cat", "stay", "pty", "tree"}[w.rng.IntN(7)]
+	p.kind = []string{"seq", "big", "cat", "stay", "stay", "pty", "tree", "deep", "deep"}[w.rng.IntN(9)]
 	script := ""
 	switch p.kind {
 	case "seq", "pty":
@@ -316,6 +320,8 @@ func (w *worker) open(ctx context.Context) {
 		script = fmt.Sprintf("cat; exit %d", p.code)
 	case "stay":
 		script = "while :; do sleep 5; done"
+	case "deep": // it is not ended by a dead pipe, nor politely
+		script = "trap '' TERM HUP INT USR1; setsid sleep 1000 & (sleep 1000 & sleep 1000) & while :; do sleep 5; done"
 	case "tree":
 		p.outN, p.code = 3, 1+w.rng.IntN(90)
 		script = fmt.Sprintf("trap '' TERM HUP INT; setsid sleep 1000 & (sleep 1000 & sleep 1000) & seq 1 3; exit %d", p.code)
