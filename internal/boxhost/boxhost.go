@@ -87,6 +87,7 @@ type Manager struct {
 	swap    bool   // swap can be limited
 	files   uint64 // open files a process may have
 	spare   uint64 // spareBytes, but in tests
+	public  string // publicRoots, but in tests
 	roots   string // holds root directories by box id; "" keeps them in the box's own directory
 
 	mu    sync.Mutex
@@ -115,7 +116,7 @@ const publicRoots = "/run/stockade"
 // Open reads the boxes that are there. Errors: invalid for a configuration that
 // cannot work, unavailable when the machine lacks what boxes need.
 func Open(cfg Config) (*Manager, error) {
-	m := &Manager{cfg: cfg, log: cfg.Logger, boxes: map[string]*box{}, spare: spareBytes}
+	m := &Manager{cfg: cfg, log: cfg.Logger, boxes: map[string]*box{}, spare: spareBytes, public: publicRoots}
 	if m.log == nil {
 		m.log = slog.New(slog.DiscardHandler)
 	}
@@ -160,7 +161,7 @@ func Open(cfg Config) (*Manager, error) {
 		}
 	}
 	if !enterable(m.boxesDir()) {
-		m.roots = publicRoots
+		m.roots = m.public
 	}
 	if m.images, err = image.Open(image.Config{Dir: filepath.Join(cfg.Dir, "images"), Limits: m.limits, Logger: m.log}); err != nil {
 		return nil, err

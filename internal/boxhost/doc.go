@@ -16,7 +16,8 @@
 //
 // The root directory must be reachable for the box's own user ids. Where DIR
 // lies below a directory that others may not enter, such as /root, it is kept
-// at /run/stockade/ID instead; everything else is bind-mounted by the runtime
+// at /run/stockade/ID instead, where programs may be run even if /run is mounted
+// noexec; everything else is bind-mounted by the runtime
 // and may lie anywhere.
 //
 // Locking: Manager.mu guards the table of boxes and their uid slots and is held

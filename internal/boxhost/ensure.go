@@ -89,7 +89,7 @@ func (m *Manager) ensureRoot(b *box) error {
 	}
 	if b.plan != nil {
 		if _, err := os.Stat(m.rootDir(b.id)); err == nil {
-			return nil
+			return m.allowExec(b.id)
 		}
 	}
 	p, err := m.makePlan(b, files)
@@ -111,7 +111,31 @@ func (m *Manager) ensureRoot(b *box) error {
 		return fmt.Errorf("make a root directory: %w", err)
 	}
 	b.plan = p
-	return nil
+	return m.allowExec(b.id)
+}
+
+// allowExec lets programs run below a root directory of publicRoots where /run is
+// mounted noexec, as on Debian with systemd: runsc makes the root read-only with
+// flags that do not keep that one, which in a user namespace is refused.
+func (m *Manager) allowExec(id string) error {
+	if m.roots == "" {
+		return nil
+	}
+	dir := filepath.Join(m.roots, id)
+	noexec, err := oci.NoExec(dir)
+	if err != nil || !noexec {
+		return err
+	}
+	tree, err := unix.OpenTree(unix.AT_FDCWD, dir, unix.AT_SYMLINK_NOFOLLOW|unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+	if err != nil {
+		return os.NewSyscallError("open_tree", err)
+	}
+	defer unix.Close(tree)
+	attr := unix.MountAttr{Attr_clr: unix.MOUNT_ATTR_NOEXEC, Propagation: unix.MS_PRIVATE}
+	if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH, &attr); err != nil {
+		return os.NewSyscallError("mount_setattr", err)
+	}
+	return os.NewSyscallError("move_mount", unix.MoveMount(tree, "", unix.AT_FDCWD, dir, unix.MOVE_MOUNT_F_EMPTY_PATH))
 }
 
 func (m *Manager) makePlan(b *box, files []bool) (*plan, error) {

@@ -153,10 +153,13 @@ func (m *Manager) discard(id string) error {
 		}
 	}
 	// There even if it is not used now: permissions above Dir may have changed.
-	if err := removeTree(filepath.Join(publicRoots, id)); err != nil {
+	if err := unpin(filepath.Join(m.public, id)); err != nil {
 		return err
 	}
-	os.Remove(publicRoots) // fails while another box has a root there
+	if err := removeTree(filepath.Join(m.public, id)); err != nil {
+		return err
+	}
+	os.Remove(m.public) // fails while another box has a root there
 	ents, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil

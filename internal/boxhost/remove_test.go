@@ -203,3 +203,39 @@ func TestRemoveTreeStopsAtMounts(t *testing.T) {
 		t.Errorf("what was mounted is damaged: %v", err)
 	}
 }
+
+// Programs run in a root directory that is kept apart, though /run be noexec.
+func TestRootOnANoexecFileSystem(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, nil)
+	need.Root(t)
+	disk, err := os.MkdirTemp("/run", "stockade-test-") // everybody may enter it
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.Remove(disk) })
+	if err := unix.Mount("tmpfs", disk, "tmpfs", unix.MS_NOEXEC|unix.MS_NOSUID|unix.MS_NODEV, "size=1m,mode=0711"); err != nil {
+		need.That(t, false, "this test mounts a tmpfs, which is refused: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(disk, 0); err != nil { // fails if a mount is left in it
+			t.Error(err)
+		}
+	})
+	f.public = filepath.Join(disk, "stockade")
+	f.roots = f.public
+	id := f.put(nil)
+	for range 2 {
+		f.sh(id, "true")
+		var st unix.Statfs_t
+		if err := unix.Statfs(f.rootDir(id), &st); err != nil || st.Flags&unix.ST_NOEXEC != 0 || st.Flags&unix.ST_NOSUID == 0 {
+			t.Errorf("flags %#x, %v", st.Flags, err)
+		}
+	}
+	if err := f.Remove(t.Context(), id); err != nil {
+		t.Error(err)
+	}
+	if ents, err := os.ReadDir(disk); err != nil || len(ents) != 0 {
+		t.Errorf("left: %v, %v", ents, err)
+	}
+}
