@@ -91,6 +91,25 @@ func TestRefusedRequestsKeepNoFile(t *testing.T) {
 	}
 }
 
+// TestFencedWhileItsFileIsTaken: an apply that a newer one overtakes after it was admitted
+// is refused as stale, not for its file, which the newer one had swept.
+func TestFencedWhileItsFileIsTaken(t *testing.T) {
+	t.Parallel()
+	s := open(t, pluginwire.ProfileOSS)
+	key, err := transfer.NewKey("lbpkg")
+	if err != nil {
+		t.Fatal(err)
+	}
+	in := &rpc.Inbound{Action: pluginwire.ActionApplyPluginInstallation, Data: json.RawMessage(`{"artifact_file_key":"` + key + `"}`), Context: binding}
+	late := &session{control: s.control, files: s.control.cfg.Transfers.Holder(nil)}
+	for want, refuse := range map[errdefs.Code]error{errdefs.NotFound: nil, errdefs.Conflict: errdefs.New(errdefs.Conflict, "stale")} {
+		s.m.refuse = refuse
+		if _, err := apply(t.Context(), late, in); !errdefs.Is(err, want) {
+			t.Errorf("%v, not %s", err, want)
+		}
+	}
+}
+
 // TestLegacyFile (LF-01): a file without a full binding is for a live plugin of
 // data/plugins, and never in the shared profile.
 func TestLegacyFile(t *testing.T) {

@@ -89,10 +89,14 @@ func remove(ctx context.Context, s *session, in *rpc.Inbound) (any, error) {
 	return s.control.cfg.Manager.Remove(ctx, in.Context)
 }
 
-// take returns what LangBot pushed under a key, and deletes it.
+// take returns what LangBot pushed under a key, and deletes it. Whose binding was fenced
+// since the request was admitted, and its files swept with it, is told that.
 func (s *session) take(key string, as pluginwire.Context) ([]byte, error) {
 	data, err := s.control.cfg.Transfers.Read(key, as)
 	if err != nil {
+		if fenced := s.mayPush(as); fenced != nil {
+			return nil, fenced
+		}
 		return nil, err
 	}
 	return data, s.control.cfg.Transfers.Delete(key, as)
