@@ -451,7 +451,7 @@ func TestFenceSurvivesHubDeath(t *testing.T) {
 			t.Parallel()
 			dir := t.TempDir()
 			cmd := exec.Command(os.Args[0], "-test.run=^TestHubProcess$")
-			cmd.Env = append(os.Environ(), "RELAY_TEST_HUB="+dir)
+			cmd.Env = append(os.Environ(), "RELAY_TEST_HUB="+dir, "TMPDIR="+t.TempDir()) // it is killed
 			in, err := cmd.StdinPipe()
 			if err != nil {
 				t.Fatal(err)
