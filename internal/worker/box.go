@@ -50,7 +50,8 @@ type BoxConfig struct {
 	Runtime oci.Runtime
 	// RunDir holds what a running box needs on the machine, among it the
 	// specification with the capability while the box starts. "" is a directory
-	// below the first of /run and /dev/shm that is in memory.
+	// below the first of /run and /dev/shm that is in memory and not mounted noexec:
+	// runsc cannot make a root directory read-only there.
 	RunDir string
 	// CgroupParent is the control group that holds one group per box; "" is one
 	// below /stockade, named after DataDir.

@@ -303,7 +303,7 @@ func runDir(dir, key string) (string, error) {
 	if dir == "" {
 		for _, at := range []string{"/run", "/dev/shm"} {
 			var st unix.Statfs_t
-			if unix.Statfs(at, &st) == nil && (st.Type == unix.TMPFS_MAGIC || st.Type == unix.RAMFS_MAGIC) {
+			if unix.Statfs(at, &st) == nil && (st.Type == unix.TMPFS_MAGIC || st.Type == unix.RAMFS_MAGIC) && st.Flags&unix.ST_NOEXEC == 0 {
 				dir = filepath.Join(at, "stockade-workers-"+key)
 				break
 			}
