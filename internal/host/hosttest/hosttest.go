@@ -391,7 +391,7 @@ func (h *Host) cleanup() {
 	h.Client().CloseIdle()
 	// A program's last moments may outlast what it did: the race detector's exit
 	// takes a second.
-	for end := time.Now().Add(time.Minute); len(h.Programs("")) > 0 && time.Now().Before(end); {
+	for end := time.Now().Add(3 * time.Minute); len(h.Programs("")) > 0 && time.Now().Before(end); {
 		<-time.After(10 * time.Millisecond)
 	}
 	for _, pid := range h.Programs("") {
@@ -424,10 +424,10 @@ func (h *Host) cleanup() {
 }
 
 // Eventually waits for a condition and fails the test if it does not come true
-// within a minute.
+// within three minutes, which an emulated machine may need.
 func Eventually(t testing.TB, what string, cond func() bool) {
 	t.Helper()
-	end := time.Now().Add(time.Minute)
+	end := time.Now().Add(3 * time.Minute)
 	for wait := time.Millisecond; !cond(); wait = min(2*wait, 50*time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("it never came true: %s", what)
