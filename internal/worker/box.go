@@ -50,8 +50,8 @@ type BoxConfig struct {
 	Runtime oci.Runtime
 	// RunDir holds what a running box needs on the machine, among it the
 	// specification with the capability while the box starts. "" is a directory
-	// below the first of /run and /dev/shm that is in memory and not mounted noexec:
-	// runsc cannot make a root directory read-only there.
+	// below the first of /run and /dev/shm that is in memory, and for runsc not mounted
+	// noexec, where it cannot make a root directory read-only.
 	RunDir string
 	// CgroupParent is the control group that holds one group per box; "" is one
 	// below /stockade, named after DataDir.
@@ -117,11 +117,14 @@ func Box(cfg BoxConfig) (Launcher, error) {
 	if err := b.machine(); err != nil {
 		return nil, err
 	}
-	if b.dir, err = runDir(cfg.RunDir, k); err != nil {
+	if b.dir, err = runDir(cfg.RunDir, k, cfg.Runtime.Manner.OwnKernel); err != nil {
 		return nil, err
 	}
 	// The killed runtime may have been told another profile.
 	if err := endGroup(cfg.CgroupRoot, directGroup(k)); err != nil {
+		return nil, err
+	}
+	if err := sweepOthers(cfg.CgroupRoot, k, b.dir, b.log); err != nil {
 		return nil, err
 	}
 	if err := b.sweep(); err != nil {

@@ -59,11 +59,7 @@ func Direct(cfg DirectConfig) (Launcher, error) {
 	}
 	if os.Geteuid() == 0 {
 		// The killed runtime may have been told another profile.
-		dir, err := runDir("", k)
-		if err == nil {
-			err = sweepBoxes(cfg.CgroupRoot, boxGroup(k), dir, nil, d.log)
-		}
-		if err != nil && !errdefs.Is(err, errdefs.Unavailable) {
+		if err := sweepOthers(cfg.CgroupRoot, k, "", d.log); err != nil && !errdefs.Is(err, errdefs.Unavailable) {
 			return nil, err
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -365,5 +366,53 @@ func TestKilledRuntime(t *testing.T) {
 				t.Error(err)
 			}
 		})
+	}
+}
+
+// TestWhatLiesElsewhereGoes: where the directory of running boxes lies depends on the
+// OCI runtime. What one has left goes with the start of the next, unless somebody else
+// made it.
+func TestWhatLiesElsewhereGoes(t *testing.T) {
+	t.Parallel()
+	need.Root(t)
+	data := dataDir(t)
+	k, err := key(data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	begin := func() {
+		t.Helper()
+		l, err := Direct(DirectConfig{Interp: bare(t, ""), DataDir: data})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	there := func(dir string) bool { _, err := os.Lstat(dir); return err == nil }
+	dirs := runDirs(k)
+	for _, d := range dirs {
+		if err := os.MkdirAll(filepath.Join(d, "bundles", "left"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	strangers := dirs[1]
+	if err := os.Chown(strangers, 65534, 65534); err != nil {
+		t.Fatal(err)
+	}
+	begin()
+	if there(dirs[0]) || !there(strangers) {
+		t.Errorf("ours is there: %v, the stranger's: %v", there(dirs[0]), there(strangers))
+	}
+	if _, err := runDir(strangers, k, false); !errdefs.Is(err, errdefs.Denied) {
+		t.Errorf("the stranger's is taken: %v", err)
+	}
+	if err := os.Chown(strangers, 0, 0); err != nil {
+		t.Fatal(err)
+	}
+	begin()
+	if there(strangers) {
+		t.Error("it is left")
 	}
 }

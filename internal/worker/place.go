@@ -297,33 +297,41 @@ func (b *box) shape(name string) (shape, error) {
 	return sh, nil
 }
 
-// runDir returns the directory of running boxes. Whoever else can write where it
-// lies must not have made it.
-func runDir(dir, key string) (string, error) {
+// runDirs are where the directory of running boxes may lie by itself. In /dev/shm
+// any user of the machine may take the name first, so it comes second.
+func runDirs(key string) []string {
+	return []string{"/run/stockade-workers-" + key, "/dev/shm/stockade-workers-" + key}
+}
+
+// runDir returns the directory of running boxes: dir, or the first of runDirs that
+// is in memory and, with exec, not mounted noexec; else the first.
+func runDir(dir, key string, exec bool) (string, error) {
 	if dir == "" {
-		for _, at := range []string{"/run", "/dev/shm"} {
+		dirs := runDirs(key)
+		i := slices.IndexFunc(dirs, func(d string) bool {
 			var st unix.Statfs_t
-			if unix.Statfs(at, &st) == nil && (st.Type == unix.TMPFS_MAGIC || st.Type == unix.RAMFS_MAGIC) && st.Flags&unix.ST_NOEXEC == 0 {
-				dir = filepath.Join(at, "stockade-workers-"+key)
-				break
-			}
-		}
-		if dir == "" {
-			dir = filepath.Join("/run", "stockade-workers-"+key)
-		}
+			return unix.Statfs(filepath.Dir(d), &st) == nil && (st.Type == unix.TMPFS_MAGIC || st.Type == unix.RAMFS_MAGIC) &&
+				!(exec && st.Flags&unix.ST_NOEXEC != 0)
+		})
+		dir = dirs[max(i, 0)]
 	}
 	if !filepath.IsAbs(dir) {
 		return "", errdefs.New(errdefs.Invalid, "the directory of running boxes is %q and must be absolute", dir)
 	}
+	return dir, ours(dir)
+}
+
+// ours is nil for a directory that nobody else made or may write to, and for none.
+func ours(dir string) error {
 	var st unix.Stat_t
 	err := unix.Lstat(dir, &st)
 	if errors.Is(err, unix.ENOENT) {
-		return dir, nil
+		return nil
 	}
 	if err != nil || st.Mode&unix.S_IFMT != unix.S_IFDIR || int(st.Uid) != os.Geteuid() || st.Mode&0o022 != 0 {
-		return "", errdefs.Wrap(err, errdefs.Denied, "%s is not a directory of this user alone", dir).WithNext("remove it")
+		return errdefs.Wrap(err, errdefs.Denied, "%s is not a directory of this user alone", dir).WithNext("remove it")
 	}
-	return dir, nil
+	return nil
 }
 
 func makeDir(dir string, mode os.FileMode) error {
@@ -331,6 +339,20 @@ func makeDir(dir string, mode os.FileMode) error {
 		return err
 	}
 	return os.Chmod(dir, mode) // the umask
+}
+
+// sweepOthers sweeps what a runtime that was told otherwise has left in the
+// directories of running boxes but the one that is used now.
+func sweepOthers(groups, key, used string, log *slog.Logger) error {
+	for _, dir := range runDirs(key) {
+		if dir == used || ours(dir) != nil {
+			continue
+		}
+		if err := sweepBoxes(groups, boxGroup(key), dir, nil, log); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // sweepBoxes ends and takes away whatever there is of the boxes of a data
