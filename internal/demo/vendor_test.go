@@ -157,7 +157,7 @@ func TestVendorsDoTheTask(t *testing.T) {
 				}
 			})
 			var line []string
-			env := []string{"PATH=" + bin + ":" + os.Getenv("PATH"), "HOME=" + home}
+			env := []string{"PATH=" + bin + ":" + os.Getenv("PATH"), "HOME=" + home, "TMPDIR=" + home}
 			var out bytes.Buffer
 			ev := record(&out)
 			co, cl := &codex{ev: ev}, &claude{ev: ev, titles: map[string]string{}}
