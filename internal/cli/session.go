@@ -85,7 +85,7 @@ func (a *app) session(parent context.Context, proc *client.Process, sigs *signal
 		end, err = proc.Wait(ctx)
 	}
 	if client.IsCode(err, client.Unavailable) {
-		e := errdefs.Wrap(err, errdefs.Unavailable, "%s", message(err))
+		e := errdefs.Wrap(err, errdefs.Unavailable, "%s", api.ProblemOf(err, "").Detail)
 		return end, e.WithNext("the command may go on; come back with: stockade attach --since-cursor %s %s", copied.Cursor, proc.Handle())
 	}
 	return end, err
@@ -98,14 +98,6 @@ func outputError(err error) error {
 		reason = pe.Err
 	}
 	return errdefs.Wrap(err, errdefs.Unavailable, "%v: %v", errOutput, reason)
-}
-
-// message is what an error says, without its next step.
-func message(err error) string {
-	if e, ok := errors.AsType[*errdefs.Error](err); ok {
-		return e.Message
-	}
-	return err.Error()
 }
 
 // forwardStdin copies this command's input to the process and its end after it.

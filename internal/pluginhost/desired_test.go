@@ -213,19 +213,24 @@ func TestPreparationFails(t *testing.T) {
 	}
 }
 
+// hangs gets no dependencies of these packages, or of any, until that is given up.
+func hangs(digests ...string) func(context.Context, string) error {
+	return func(ctx context.Context, digest string) error {
+		if len(digests) > 0 && !slices.Contains(digests, digest) {
+			return nil
+		}
+		<-ctx.Done()
+		return ctx.Err()
+	}
+}
+
 // IM-16, superseded: a newer revision does not wait for the dependencies of the
 // one it fences, and the fenced one says superseded and starts nothing.
 func TestNewerRevisionInterruptsPreparing(t *testing.T) {
 	inBubble(t, pluginwire.ProfileOSS, policy(), func(r *rig) {
 		p, q := pack(r.t, "toy", "1"), pack(r.t, "toy", "2")
 		old, next := p.bind("inst-a", 1, 1), q.bind("inst-a", 1, 2)
-		r.trees.set(func(ctx context.Context, digest string) error {
-			if digest == p.digest {
-				<-ctx.Done()
-				return ctx.Err()
-			}
-			return nil
-		})
+		r.trees.set(hangs(p.digest))
 		first := make(chan pluginwire.StateResult, 1)
 		go func() { first <- r.quietly(old, p) }()
 		synctest.Wait()
@@ -296,13 +301,7 @@ func TestChangeThatWaitsInterruptsPreparing(t *testing.T) {
 			inBubble(t, pluginwire.ProfileOSS, policy(), func(r *rig) {
 				p, q := pack(r.t, "toy", "1"), pack(r.t, "toy", "2")
 				old, next := p.bind("inst-a", 1, 1), q.bind("inst-a", 1, 2)
-				r.trees.set(func(ctx context.Context, digest string) error {
-					if digest == p.digest {
-						<-ctx.Done()
-						return ctx.Err()
-					}
-					return nil
-				})
+				r.trees.set(hangs(p.digest))
 				unlock, err := r.m.keys.Take(r.t.Context(), "inst-a")
 				if err != nil {
 					r.t.Fatal(err)
@@ -339,7 +338,7 @@ func TestCancelledApply(t *testing.T) {
 	inBubble(t, pluginwire.ProfileOSS, policy(), func(r *rig) {
 		p := pack(r.t, "toy", "1")
 		b := p.bind("inst-a", 1, 1)
-		r.trees.set(func(ctx context.Context, _ string) error { <-ctx.Done(); return ctx.Err() })
+		r.trees.set(hangs())
 		ctx, cancel := context.WithCancel(r.t.Context())
 		done := make(chan struct{})
 		go func() {
@@ -353,7 +352,7 @@ func TestCancelledApply(t *testing.T) {
 		r.trees.set(nil)
 		r.run(b, p, pluginwire.ModeDedicated)
 		// What runs is not stopped because somebody who applies it again leaves.
-		r.trees.set(func(ctx context.Context, _ string) error { <-ctx.Done(); return ctx.Err() })
+		r.trees.set(hangs())
 		again, leave := context.WithCancel(r.t.Context())
 		got := make(chan error, 1)
 		go func() {
@@ -508,7 +507,7 @@ func TestReconcileBatchFails(t *testing.T) {
 		if _, err := r.m.cfg.Artifacts.Install(r.t.Context(), p.digest, p.archive); err != nil {
 			r.t.Fatal(err)
 		}
-		r.trees.set(func(ctx context.Context, _ string) error { <-ctx.Done(); return ctx.Err() })
+		r.trees.set(hangs())
 		_, err := r.m.Reconcile(r.t.Context(), want(pluginwire.ModeDedicated, a, bad))
 		isCode(r.t, err, errdefs.Invalid)
 		if st, _, _ := r.record(a); st == pluginwire.StateStarting || r.launcher.count() != 0 {
